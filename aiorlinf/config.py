@@ -1,0 +1,374 @@
+"""The job's configuration: frozen records, loaded strictly from YAML or a mapping.
+
+A section is a frozen dataclass whose fields are made with `option`; the loader reads nothing but the dataclasses, so a new section
+or key is one more field. Unknown keys, wrong types and values out of range are a `ConfigError` that names the key's full path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+import os
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import yaml
+
+from aiorlinf.errors import ConfigError
+
+__all__ = [
+    "ClusterConfig",
+    "CollectiveConfig",
+    "JobConfig",
+    "NetworkConfig",
+    "config_to_dict",
+    "load_config",
+    "option",
+    "option_docs",
+]
+
+_KIB = 1024
+_MIB = 1024 * _KIB
+_TIB = 1024 * 1024 * _MIB
+
+T = TypeVar("T")
+
+
+def option(
+    default: T,
+    doc: str,
+    *,
+    choices: Sequence[object] | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    above: float | None = None,
+) -> T:
+    """A field of a configuration section.
+
+    Args:
+        default: the value when the key is absent.
+        doc: one line for the user, with the unit.
+        choices: the only values allowed.
+        minimum, maximum: inclusive bounds of a number, or of each number in a tuple.
+        above: exclusive lower bound.
+    """
+    metadata = {"doc": doc, "choices": choices, "min": minimum, "max": maximum, "above": above}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveConfig:
+    """How messages travel between workers."""
+
+    backend: str = option("auto", "carrier of large payloads; auto picks by where the two workers are", choices=("auto", "stream", "gloo"))
+    fallback: bool = option(True, "use another backend when the named one is not available")
+    inline_max_bytes: int = option(64 * _KIB, "payloads up to this many bytes ride in the frame", minimum=0, maximum=16 * _MIB)
+    window_bytes: int = option(64 * _MIB, "bytes accepted per direction before recv is posted", minimum=1, maximum=_TIB)
+    chunk_bytes: int = option(_MIB, "bytes of one piece of a large payload on the stream", minimum=_KIB, maximum=1024 * _MIB)
+    max_message_bytes: int = option(_TIB, "larger payloads are refused at the call; bytes", minimum=1, maximum=2**62)
+    max_manifest_bytes: int = option(
+        16 * _MIB, "bound of the description (skeleton and leaf table) of one message; bytes", minimum=_KIB, maximum=1024 * _MIB
+    )
+    allow_pickle: bool = option(True, "off: only plain containers, tensors, arrays and registered dataclasses can travel")
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    """Where workers listen, what they tell their peers, and how long they wait."""
+
+    bind_host: str = option("auto", "address to listen on; auto is the address of the worker's own connection to the manager")
+    advertise_host: str | None = option(None, "address that peers are told, instead of the one learnt from the live connection")
+    interface: str | None = option(None, "network interface to use, or ^name,name to exclude some")
+    port_range: tuple[int, int] | None = option(
+        None, "first and last port of every listening socket; absent: chosen by the kernel", minimum=1, maximum=65535
+    )
+    connect_timeout_s: float = option(10.0, "seconds for one connection to be made", above=0, maximum=86400)
+    handshake_timeout_s: float = option(5.0, "seconds for a connection to prove itself", above=0, maximum=86400)
+    rendezvous_timeout_s: float = option(60.0, "seconds to wait for a worker that has not joined yet", above=0, maximum=86400 * 30)
+    close_timeout_s: float = option(5.0, "seconds that close spends flushing", minimum=0, maximum=86400)
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, complaint) for what a single key cannot tell."""
+        if self.port_range is not None and self.port_range[0] > self.port_range[1]:
+            yield "port_range", f"the first port is above the last: {list(self.port_range)}"
+        if not self.bind_host:
+            yield "bind_host", "empty; allowed: auto, a host name or an IP address"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """Everything the workers of one job share."""
+
+    collective: CollectiveConfig = dataclasses.field(default_factory=CollectiveConfig)
+    network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class JobConfig:
+    """The whole configuration of one job."""
+
+    cluster: ClusterConfig = dataclasses.field(default_factory=ClusterConfig)
+
+
+def load_config(source: JobConfig | Mapping[str, Any] | str | os.PathLike[str] | None) -> JobConfig:
+    """Load and check a configuration.
+
+    Args:
+        source: a YAML file's path, a mapping with the same keys, a record (checked again), or None for the defaults.
+
+    Raises:
+        ConfigError: a key is unknown, a value is not allowed, or the file cannot be read; ``path`` is the key's full path.
+    """
+    if source is None:
+        return JobConfig()
+    if isinstance(source, JobConfig):
+        return _section(JobConfig, config_to_dict(source), "")
+    if isinstance(source, Mapping):
+        return _section(JobConfig, source, "")
+    if isinstance(source, (str, os.PathLike)):
+        return _load_file(Path(source))
+    raise ConfigError("", f"a configuration is a mapping, a YAML file's path or a JobConfig, not {_describe(source)}")
+
+
+def config_to_dict(config: object) -> dict[str, Any]:
+    """The record as plain dicts, lists and scalars; JSON and YAML can hold it, and `load_config` gives the record back."""
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        raise TypeError(f"a configuration record is expected, not {_describe(config)}")
+    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+
+
+def option_docs(section: type = JobConfig, path: str = "") -> Iterator[tuple[str, str, object]]:
+    """Yield (full path, doc, default) of every key, in order."""
+    for field in dataclasses.fields(section):
+        inner = _join(path, field.name)
+        nested = _nested_section(_hints(section)[field.name])
+        if nested is not None:
+            yield from option_docs(nested, inner)
+        else:
+            yield inner, field.metadata["doc"], field.default
+
+
+def _plain(value: object) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return config_to_dict(value)
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML that refuses a key given twice in one mapping (plain YAML keeps the last one silently)."""
+
+
+def _load_file(path: Path) -> JobConfig:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("", f"cannot read the configuration file {path}: {error}") from error
+    lines: dict[str, int] = {}
+    try:
+        loader = _StrictLoader(text)
+        try:
+            node = loader.get_single_node()
+            _note_lines(node, "", lines)
+            data = None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
+        return _section(JobConfig, data, "")
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError("", f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    except ConfigError as error:
+        line = lines.get(error.path)
+        error.fill(hint=f"in {path}" + (f", line {line}" if line is not None else ""))
+        raise
+
+
+def _note_lines(node: yaml.Node | None, path: str, lines: dict[str, int]) -> None:
+    """Record the line of every key, and refuse keys given twice."""
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            inner = _join(path, str(key.value))
+            if inner in seen:
+                lines[inner] = key.start_mark.line + 1
+                raise ConfigError(inner, "the key is given twice")
+            seen.add(inner)
+            lines[inner] = key.start_mark.line + 1
+            _note_lines(value, inner, lines)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            inner = f"{path}[{index}]"
+            lines[inner] = value.start_mark.line + 1
+            _note_lines(value, inner, lines)
+
+
+# ----------------------------------------------------------------------------------------------------------- validation
+
+
+@functools.cache
+def _hints(section: type) -> dict[str, Any]:
+    return typing.get_type_hints(section)
+
+
+def _nested_section(hint: Any) -> type | None:
+    for part in _alternatives(hint):
+        if isinstance(part, type) and dataclasses.is_dataclass(part):
+            return part
+    return None
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _section(section: type[T], data: object, path: str) -> T:
+    if data is None:
+        data = {}  # `network:` with every key commented out
+    if not isinstance(data, Mapping):
+        raise ConfigError(path, f"a section with keys is expected, not {_describe(data)}")
+    fields = {field.name: field for field in dataclasses.fields(cast(Any, section))}
+    hints = _hints(cast(Any, section))
+    values: dict[str, Any] = {}
+    for key, value in data.items():
+        if not isinstance(key, str) or key not in fields:
+            raise ConfigError(_join(path, str(key)), _unknown_key(str(key), list(fields)))
+        values[key] = _value(hints[key], value, _join(path, key), fields[key].metadata)
+    for name, field in fields.items():
+        if name not in values and field.default is MISSING and field.default_factory is MISSING:
+            raise ConfigError(_join(path, name), "this key is required")
+    record = section(**values)
+    check = getattr(record, "check", None)
+    if check is not None:
+        for key, complaint in check():
+            raise ConfigError(_join(path, key), complaint)
+    return record
+
+
+def _unknown_key(key: str, allowed: list[str]) -> str:
+    near = difflib.get_close_matches(key, allowed, n=1, cutoff=0.6)
+    meant = f"; do you mean {near[0]}?" if near else ""
+    return f"unknown key{meant} (allowed here: {', '.join(allowed)})"
+
+
+def _value(hint: Any, value: object, path: str, rules: Mapping[str, Any]) -> object:
+    alternatives = _alternatives(hint)
+    if value is None and type(None) in alternatives:
+        return None
+    for kind in alternatives:
+        if kind is type(None):
+            continue
+        result = _of_kind(kind, value, path, rules)
+        if result is not None:
+            checked = result[0]
+            _check_rules(checked, path, rules)
+            return checked
+    raise ConfigError(path, f"{_expected(alternatives, rules)} is expected, not {_describe(value)}{_remedy(alternatives, value)}")
+
+
+def _of_kind(kind: Any, value: object, path: str, rules: Mapping[str, Any]) -> tuple[Any] | None:
+    """The value converted to the kind, in a tuple of one; None if it is of another kind."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return (_section(kind, value, path),)
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            return None
+        if args[-1] is Ellipsis:
+            args = (args[0],) * len(value)
+        if len(args) != len(value):
+            return None
+        return (tuple(_value(arg, item, f"{path}[{index}]", rules) for index, (arg, item) in enumerate(zip(args, value, strict=True))),)
+    if origin is dict:
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            return None
+        return ({key: _value(args[1], item, _join(path, key), rules) for key, item in value.items()},)
+    if kind is float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            return (float(value),)
+        return None
+    # bool is a subclass of int, but `fallback: 1` and `chunk_bytes: yes` are mistakes
+    return (value,) if type(value) is kind else None
+
+
+def _check_rules(value: object, path: str, rules: Mapping[str, Any]) -> None:
+    choices = rules.get("choices")
+    if choices is not None and value not in choices:
+        near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
+        meant = f"; do you mean {near[0]}?" if near else ""
+        raise ConfigError(path, f"{value!r} is not allowed{meant} (allowed: {', '.join(str(choice) for choice in choices)})")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        low, high, above = rules.get("min"), rules.get("max"), rules.get("above")
+        if (low is not None and value < low) or (high is not None and value > high) or (above is not None and value <= above):
+            raise ConfigError(path, f"{value} is out of range; allowed: {_range(rules)}")
+
+
+def _range(rules: Mapping[str, Any]) -> str:
+    low, high, above = rules.get("min"), rules.get("max"), rules.get("above")
+    parts = []
+    if low is not None:
+        parts.append(f"at least {low}")
+    if above is not None:
+        parts.append(f"above {above}")
+    if high is not None:
+        parts.append(f"at most {high}")
+    return " and ".join(parts)
+
+
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
+
+
+def _expected(alternatives: tuple[Any, ...], rules: Mapping[str, Any]) -> str:
+    names = []
+    for kind in alternatives:
+        origin, args = typing.get_origin(kind), typing.get_args(kind)
+        if origin is tuple and args[-1] is not Ellipsis:
+            names.append(f"a list of {len(args)} ({', '.join(_NAMES.get(arg, 'entries') for arg in args)})")
+        elif origin is tuple:
+            names.append("a list")
+        elif origin is dict:
+            names.append("a mapping")
+        else:
+            names.append(_NAMES.get(kind, "a section"))
+    text = " or ".join(names)
+    choices = rules.get("choices")
+    return f"{text} ({', '.join(str(choice) for choice in choices)})" if choices else text
+
+
+def _describe(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        return "a section with keys"
+    text = repr(value)
+    if len(text) > 60:
+        text = text[:57] + "..."
+    return f"the text {text}" if isinstance(value, str) else text
+
+
+def _remedy(alternatives: tuple[Any, ...], value: object) -> str:
+    """YAML 1.1 takes `1e-3` for text; say so, because the line looks right."""
+    if float in alternatives and isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            return ""
+        if math.isfinite(number):
+            return f" (write {number!r}, without quotes and with a decimal point)"
+    return ""
