@@ -1,0 +1,235 @@
+"""Finds what a piece of code leaves behind: tasks, threads, file descriptors, child processes, shared memory.
+
+Around any block, in a coroutine or in plain code::
+
+    async with check_leaks():
+        async with aiorlinf.init("rollout:0") as comm:
+            await play(comm)
+
+For a whole test suite there is a pytest plugin, `aiorlinf.testing.pytest_leaks`, that does the same around each test.
+
+What is compared, before and after:
+
+===========  ==========================================================================================================
+kind         what counts
+===========  ==========================================================================================================
+tasks        unfinished asyncio tasks of the running loop (only with ``async with`` or when loops are named)
+threads      Python threads that are alive. Threads made in C++ are not seen (torch keeps a pool of its own), nor is
+             a C++ thread that once called into Python; with ``async with``, nor are those of the loop's own executor
+descriptors  open file descriptors, by what they point to. Linux only
+children     direct child processes, also dead ones that nobody has waited for. Linux only
+shm          names in ``/dev/shm``, unless a process that is not ours has them open. Linux only
+===========  ==========================================================================================================
+
+What belongs to the process as a whole and is made once does not count: multiprocessing's resource tracker and fork
+server, and libuv's signal pipe. Things may take a moment to go, so a difference counts only when it is still there
+after a grace period, and after a garbage collection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import threading
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Self
+
+from aiorlinf.testing import procfs
+
+__all__ = ["DEFAULT_GRACE", "KINDS", "Leak", "LeakError", "Snapshot", "check_leaks"]
+
+KINDS: Final = ("tasks", "threads", "descriptors", "children", "shm")
+"""Every kind of thing that is looked at."""
+
+DEFAULT_GRACE: Final = 2.0
+"""Seconds that things are given to go away by themselves."""
+
+_POLL_INTERVAL = 0.01
+_EXECUTOR_PREFIX = "asyncio_"  # how asyncio names the threads of a loop's default executor
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """One thing left behind.
+
+    Attributes:
+        kind: one of `KINDS`.
+        what: one line that says what it is and, where that can be found out, what it is doing or points to.
+        pid: the process id of a child; None for the other kinds.
+    """
+
+    kind: str
+    what: str
+    pid: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.what}"
+
+
+class LeakError(AssertionError):
+    """Something was left behind. ``leaks`` lists it, ``grace`` is how many seconds it was given to go."""
+
+    def __init__(self, leaks: Sequence[Leak], grace: float) -> None:
+        self.leaks = tuple(leaks)
+        self.grace = grace
+        lines = "".join(f"\n  {leak}" for leak in leaks)
+        super().__init__(f"left behind, and still there after {grace:g} s:{lines}")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What exists at one moment. Made by `take`; two of them are compared by `leaks_since`."""
+
+    tasks: frozenset[asyncio.Task[object]] = field(repr=False)
+    threads: frozenset[threading.Thread]
+    descriptors: dict[int, str]
+    children: frozenset[procfs.Child]
+    shm: frozenset[str]
+
+    @classmethod
+    def take(cls, loops: Iterable[asyncio.AbstractEventLoop] = ()) -> Snapshot:
+        """Look now. ``loops`` are those whose unfinished tasks count; none by default."""
+        procfs.make_process_globals()
+        return cls(
+            tasks=frozenset(task for loop in loops for task in asyncio.all_tasks(loop)),
+            threads=frozenset(filter(_counts, threading.enumerate())),
+            descriptors=procfs.open_descriptors(),
+            children=procfs.child_processes(),
+            shm=procfs.shm_names(),
+        )
+
+    def leaks_since(self, before: Snapshot, kinds: Collection[str] = KINDS) -> list[Leak]:
+        """What is here but was not in ``before``, in the order of `KINDS`; kinds that are not named are left out."""
+        leaks: list[Leak] = []
+        if "tasks" in kinds:
+            leaks += [Leak("tasks", repr(task)) for task in self.tasks - before.tasks if not task.done()]
+        if "threads" in kinds:
+            leaks += [Leak("threads", _describe_thread(thread)) for thread in self.threads - before.threads if thread.is_alive()]
+        if "descriptors" in kinds:
+            leaks += [Leak("descriptors", text) for text in procfs.new_descriptors(before.descriptors, self.descriptors)]
+        if "children" in kinds:
+            leaks += [Leak("children", procfs.describe_child(child), child.pid) for child in self.children - before.children]
+        if "shm" in kinds:
+            leaks += [Leak("shm", procfs.describe_shm(name)) for name in procfs.ours_in_shm(self.shm - before.shm)]
+        return leaks
+
+    def same_as(self, before: Snapshot, kinds: Collection[str] = KINDS) -> bool:
+        """True when nothing is here that was not there before; cheaper than `leaks_since`, and may be wrongly False."""
+        return (
+            ("tasks" not in kinds or self.tasks <= before.tasks)
+            and ("threads" not in kinds or self.threads <= before.threads)
+            and ("descriptors" not in kinds or self.descriptors.items() <= before.descriptors.items())
+            and ("children" not in kinds or self.children <= before.children)
+            and ("shm" not in kinds or self.shm <= before.shm)
+        )
+
+
+class check_leaks:
+    """Context manager, plain or async (so its name is a verb): what the block leaves behind raises `LeakError` at its end.
+
+    In a coroutine use ``async with``: the running loop's tasks count too, and the loop goes on turning during the grace
+    period. When the block raises, that error is passed on and nothing is looked at: an unfinished block has a reason to leave things.
+    Cancelling during the grace period ends the wait with CancelledError and reports nothing.
+
+    Args:
+        grace: seconds that things are given to go away by themselves.
+        ignore: kinds that are not looked at, from `KINDS`.
+
+    Raises:
+        ValueError: ``ignore`` names something that is not a kind.
+        LeakError: at the end of the block.
+    """
+
+    def __init__(self, *, grace: float = DEFAULT_GRACE, ignore: Collection[str] = ()) -> None:
+        unknown = set(ignore) - set(KINDS)
+        if unknown:
+            raise ValueError(f"not a kind of leak: {', '.join(sorted(unknown))} (there are: {', '.join(KINDS)})")
+        self.grace = grace
+        self._kinds = tuple(kind for kind in KINDS if kind not in ignore)
+        self._loops: tuple[asyncio.AbstractEventLoop, ...] = ()
+        self._this_task: asyncio.Task[object] | None = None
+        self._before: Snapshot | None = None
+
+    def __enter__(self) -> Self:
+        self._before = Snapshot.take()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            return
+        for pause in self._pauses():
+            time.sleep(pause)
+        self._raise_what_is_left()
+
+    async def __aenter__(self) -> Self:
+        self._loops = (asyncio.get_running_loop(),)
+        self._before = Snapshot.take(self._loops)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            return
+        # A fixture's two halves run in two tasks; the one that looks is never a leak.
+        self._this_task = asyncio.current_task()
+        for pause in self._pauses():
+            await asyncio.sleep(pause)
+        self._raise_what_is_left()
+
+    def _pauses(self) -> Iterable[float]:
+        """The pauses to make, in seconds, for as long as something is there; ends when all is clean or the grace is over."""
+        end = time.monotonic() + self.grace
+        collected = False
+        while not self._is_clean():
+            if time.monotonic() >= end:
+                return
+            if not collected:
+                gc.collect()
+                collected = True
+                continue
+            yield _POLL_INTERVAL
+
+    def _now(self) -> Snapshot:
+        now = Snapshot.take(self._loops)
+        if not self._loops:
+            return now
+        tasks = now.tasks - {self._this_task}
+        threads = frozenset(thread for thread in now.threads if not thread.name.startswith(_EXECUTOR_PREFIX))
+        return Snapshot(tasks, threads, now.descriptors, now.children, now.shm)
+
+    def _is_clean(self) -> bool:
+        now = self._now()
+        return now.same_as(self._entered(), self._kinds) or not now.leaks_since(self._entered(), self._kinds)
+
+    def _raise_what_is_left(self) -> None:
+        leaks = self._now().leaks_since(self._entered(), self._kinds)
+        if leaks:
+            raise LeakError(leaks, self.grace)
+
+    def _entered(self) -> Snapshot:
+        if self._before is None:
+            raise RuntimeError("check_leaks was left without having been entered")
+        return self._before
+
+
+def _counts(thread: threading.Thread) -> bool:
+    # A C++ thread that calls into Python gets a stand-in that stays listed after the thread is gone.
+    return thread.is_alive() and not isinstance(thread, _stand_in_class())
+
+
+@functools.cache
+def _stand_in_class() -> type[threading.Thread]:
+    return getattr(threading, "_DummyThread", _NoThread)
+
+
+class _NoThread(threading.Thread):
+    """A class without instances."""
+
+
+def _describe_thread(thread: threading.Thread) -> str:
+    text = f"{thread.name!r}{' (daemon)' if thread.daemon else ''}"
+    where = procfs.where_thread_is(thread.ident)
+    return f"{text} at {where}" if where else text
