@@ -1,0 +1,640 @@
+"""AsyncWork: one operation under way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from _thread import allocate_lock, get_ident
+from asyncio import CancelledError, Future, InvalidStateError, get_running_loop
+from collections.abc import Awaitable, Callable, Generator
+from sys import _getframe
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, cast, overload
+
+from aiorlinf.errors import ClosedError, DeadlineExceeded, WouldBlockLoop
+from aiorlinf.work.failure import Failure
+from aiorlinf.work.sites import INSIDE, describe_site, outermost
+from aiorlinf.work.waiters import Callback, Entry, LoopWaiter, OutsideWaiter, ThreadWaiter, wake
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+    from aiorlinf.work.deadline import Deadline
+    from aiorlinf.work.home import LoopHome
+    from aiorlinf.work.steps import AsyncFuncWork
+
+__all__ = ["AsyncWork"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
+
+PENDING = 0
+DONE = 1
+FAILED = 2
+CANCELLED = 3
+STATE_NAMES = ("pending", "done", "failed", "cancelled")
+
+SLICE = 1.0
+"""Seconds after which those who wait from outside look whether the home loop still exists."""
+
+_claim = allocate_lock()
+"""Decides between a taker on another thread and a cancel on the home thread that gives the value back. Held for a few instructions, and only
+for works that have a ``give_back``."""
+
+
+class AsyncWork(Generic[T]):
+    """One operation under way: awaitable from any loop, waitable from any thread, chainable.
+
+    It began when it was made; nobody has to look at it for it to complete. Awaiting a finished work gives its value again, as often as asked.
+    Cancelling a task that awaits a work cancels the work, as with ``asyncio.Future``. A limit in ``async_wait`` or ``wait`` that passes leaves it alive.
+
+    States: pending, then once and for all done (with a value), failed (with an error) or cancelled. One exception: a work made with ``give_back``
+    that is done, and whose value nobody has taken, can still be cancelled; the value then goes back where it came from.
+
+    The producer makes it in any thread, and ends it with ``_finish`` or ``_fail`` on the home thread. Both may run then-steps, that is user code,
+    before they return, so producers bring their own state in order first. Both return False if the work was over already.
+
+    Args:
+        home: whose loop ends it.
+        operation: the public call, such as ``"recv"``.
+        abort: called once, on the home thread, when the work is cancelled or its deadline passes while it is pending; stops the transport side.
+        give_back: called with the value, on the home thread, when the work is cancelled between its completion and the moment somebody takes the value.
+        detail: what ``repr`` shows after the operation; only ``str()`` of it is used, and only then.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_abort",
+        "_born",
+        "_claims",
+        "_code",
+        "_deadline",
+        "_detail",
+        "_entries",
+        "_give_back",
+        "_home",
+        "_lasti",
+        "_next",
+        "_operation",
+        "_state",
+        "_value",
+    )
+
+    _step_type: ClassVar[type[AsyncFuncWork[Any]]]  # set by steps.py: a then-step is itself a work
+
+    _home: LoopHome
+    _state: int
+    _value: Any  # the value when done, the Failure when failed
+    _entries: None | Entry | Future[bool] | list[Entry | Future[bool]]  # who is told at the end, in order; None again after it
+    _claims: int  # waiters between being told and taking the value; kept only to decide about give_back
+    _abort: Callable[[AsyncWork[T]], object] | None
+    _give_back: Callable[[T], object] | None  # None again once the value was taken
+    _deadline: Deadline | None  # the budget that then-steps inherit
+    _next: AsyncFuncWork[Any] | None  # the first then-step
+    _code: CodeType
+    _lasti: int
+
+    def __init__(
+        self,
+        home: LoopHome,
+        operation: str,
+        *,
+        abort: Callable[[AsyncWork[T]], object] | None = None,
+        give_back: Callable[[T], object] | None = None,
+        detail: Any = None,
+    ) -> None:
+        self._home = home
+        self._operation = operation
+        self._detail = detail
+        self._abort = abort
+        self._give_back = give_back
+        self._state = PENDING
+        self._claims = 0
+        self._value = self._entries = self._deadline = self._next = None
+        self._born = time.monotonic()
+        frame = _getframe(1)
+        if frame.f_code.co_filename in INSIDE:
+            frame = outermost(frame)
+        self._code = frame.f_code
+        self._lasti = frame.f_lasti
+
+    # -- the producer's side, home thread only ----------------------------------------------------------------
+
+    def _finish(self, value: T) -> bool:
+        """End it with a value. False if it had ended before, as it has when it was cancelled: the value is the caller's to keep then."""
+        if self._state:
+            return False
+        if self._home.debug:
+            self._check_thread()
+        self._value = value
+        self._state = DONE
+        entries = self._entries
+        if entries is not None:
+            self._entries = None
+            self._tell(entries)
+        self._abort = None
+        return True
+
+    def _fail(self, error: BaseException) -> bool:
+        """End it with an error. False if it had ended before."""
+        if self._state:
+            return False
+        if self._home.debug:
+            self._check_thread()
+        self._abort = None
+        if isinstance(error, CancelledError):
+            self._settle(CANCELLED, None)
+        else:
+            self._settle(FAILED, self._failure(error))
+        return True
+
+    def _failure(self, error: BaseException) -> Failure:
+        if isinstance(error, type):
+            error = error()
+        if isinstance(error, StopIteration):
+            # Raised out of __await__ it would look like a normal return.
+            replacement = RuntimeError(f"{self._operation} raised StopIteration")
+            replacement.__cause__ = error
+            error = replacement
+        return Failure(error, self._operation, self._code, self._lasti)
+
+    def _check_thread(self) -> None:
+        if get_ident() != self._home.thread_id and not self._home.loop.is_closed():
+            raise RuntimeError(f"{self!r} was finished outside the thread of its loop")
+
+    # -- transitions, home thread only ------------------------------------------------------------------------
+
+    def _settle(self, state: int, value: Any) -> None:
+        """The one way out of pending, but for the fast copy of it in ``_finish``."""
+        self._value = value
+        self._state = state
+        entries = self._entries
+        if entries is not None:
+            self._entries = None
+            self._tell(entries)
+
+    def _tell(self, entries: Entry | Future[bool] | list[Entry | Future[bool]]) -> None:
+        for entry in entries if type(entries) is list else (entries,):
+            try:
+                if isinstance(entry, Entry):
+                    entry._settled(self)
+                elif not entry.done():  # type: ignore[union-attr]
+                    entry.set_result(True)  # type: ignore[union-attr]
+            except RuntimeError:
+                if not self._home.loop.is_closed():  # nobody is left on a closed loop who could be told
+                    raise
+
+    def _cancel_now(self) -> bool:
+        if self._state:
+            return self._take_back()
+        self._abandon(CANCELLED, None)
+        return True
+
+    def _abandon(self, state: int, value: Any) -> None:
+        """Give a pending work up: stop the transport, then tell everybody."""
+        abort, self._abort = self._abort, None
+        self._value = value
+        self._state = state  # first, so that an abort that completes the work finds it over
+        if abort is not None:
+            try:
+                abort(self)
+            except Exception as error:  # the work is over whatever the transport says; nobody else would hear of this
+                self._home.report(f"aborting {self._operation} failed", error)
+        entries, self._entries = self._entries, None
+        if entries is not None:
+            self._tell(entries)
+
+    def _take_back(self) -> bool:
+        """Cancel a done work whose value nobody has taken or is about to take."""
+        with _claim:
+            give_back = self._give_back
+            if give_back is None or self._claims or self._state != DONE:
+                return False
+            value = self._value
+            self._give_back = None
+            self._value = None
+            self._state = CANCELLED
+        try:
+            give_back(value)
+        except Exception as error:  # the cancel stands; nobody else would hear of this
+            self._home.report(f"giving back the value of {self._operation} failed", error)
+        return True
+
+    # -- dependants, home thread only -------------------------------------------------------------------------
+
+    def _attach(self, entry: Entry | Future[bool]) -> None:
+        entries = self._entries
+        if entries is None:
+            self._entries = entry
+        elif type(entries) is list:
+            entries.append(entry)
+        else:
+            self._entries = [entries, entry]  # type: ignore[list-item]
+
+    def _detach(self, entry: Entry | Future[bool]) -> bool:
+        entries = self._entries
+        if entries is entry:
+            self._entries = None
+            return True
+        if type(entries) is list:
+            for index, other in enumerate(entries):
+                if other is entry:
+                    del entries[index]
+                    return True
+        return False
+
+    def _dependants(self) -> int:
+        """How many wait for it: tasks, threads, steps, combinators; not callbacks."""
+        entries = self._entries
+        if entries is None:
+            return 0
+        count = 0
+        for entry in entries if type(entries) is list else (entries,):
+            if entry.counts if isinstance(entry, Entry) else not entry.done():  # type: ignore[union-attr]
+                count += 1
+        return count
+
+    def _attach_outside(self, waiter: OutsideWaiter) -> None:
+        waiter.live = True
+        self._claims += 1
+        if self._state:
+            waiter._settled(self)
+        else:
+            self._attach(waiter)
+
+    def _leave(self, waiter: OutsideWaiter, cancelled: bool) -> None:
+        """An outside waiter goes without having taken the value."""
+        if waiter.live:
+            waiter.live = False
+            self._claims -= 1
+            self._detach(waiter)
+            if cancelled:
+                self._cancel_now()
+
+    def _leave_unless_needed(self, waiter: OutsideWaiter) -> None:
+        """As ``_leave`` for a branch that was cancelled: what others depend on goes on."""
+        if waiter.live:
+            self._leave(waiter, self._dependants() <= 1)
+
+    def _leave_soon(self, waiter: OutsideWaiter, cancelled: bool) -> None:
+        try:
+            self._home.call_soon(self._leave, waiter, cancelled)
+        except ClosedError:  # the home loop is gone and the claim with it
+            pass
+
+    # -- taking the outcome, any thread -----------------------------------------------------------------------
+
+    def _outcome(self) -> T:
+        """The value, or raise the error. The work must not be pending."""
+        if self._state == DONE:
+            if self._give_back is None:
+                return cast(T, self._value)
+            if get_ident() == self._home.thread_id:
+                self._give_back = None
+                return cast(T, self._value)
+            with _claim:
+                if self._state == DONE:
+                    self._give_back = None
+                    return cast(T, self._value)
+        self._reraise()
+
+    def _reraise(self) -> NoReturn:
+        if self._state != FAILED:
+            raise CancelledError
+        failure: Failure = self._value
+        failure.seen = True
+        try:
+            raise failure.error.with_traceback(failure.trace)
+        finally:
+            del self, failure  # the traceback holds this frame
+
+    # -- the user's side --------------------------------------------------------------------------------------
+
+    def __await__(self) -> Generator[Any, None, T]:
+        home = self._home
+        if self._state:
+            home.turns = turns = home.turns + 1
+            if not turns & 63:
+                # A loop of operations that are always ready must not starve everybody else.
+                yield from self._yield_once()
+            return self._outcome()
+        loop = get_running_loop()
+        if loop is not home.loop:
+            return (yield from self._await_outside(loop))
+        future: Future[bool] = loop.create_future()
+        self._attach(future)
+        self._claims += 1
+        try:
+            yield from future
+        except CancelledError:
+            self._claims -= 1
+            self._detach(future)
+            self._cancel_now()
+            raise
+        except BaseException:  # the coroutine is being destroyed, perhaps by the garbage collector in the middle of anything
+            self._abandoned(future)
+            raise
+        self._claims -= 1
+        return self._outcome()
+
+    def _yield_once(self) -> Generator[Any, None, None]:
+        try:
+            yield
+        except CancelledError:
+            if self._give_back is not None:
+                try:
+                    self._home.call(self._cancel_now)
+                except ClosedError:  # nowhere to give it back to
+                    pass
+            raise
+
+    def _abandoned(self, future: Future[bool]) -> None:
+        try:
+            self._home.call_soon(self._forget, future)
+        except ClosedError:  # no state is left that the claim could matter to
+            pass
+
+    def _forget(self, future: Future[bool]) -> None:
+        self._claims -= 1
+        self._detach(future)
+
+    def _await_outside(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, T]:
+        yield from self._wait_outside(loop, None).__await__()
+        return self._outcome()
+
+    async def _wait_outside(self, loop: asyncio.AbstractEventLoop, timeout: float | None) -> None:
+        """Wait on another loop until it is over, or the time has passed."""
+        waiter = LoopWaiter(loop)
+        self._home.call_soon(self._attach_outside, waiter)
+        future = waiter.future
+        end = None if timeout is None else loop.time() + timeout
+        while True:
+            timer = loop.call_later(SLICE if end is None else min(SLICE, end - loop.time()), wake, future)
+            try:
+                await future
+            except CancelledError:
+                self._leave_soon(waiter, True)
+                raise
+            except BaseException:  # as in __await__
+                self._leave_soon(waiter, False)
+                raise
+            finally:
+                timer.cancel()
+            if self._state:
+                return
+            if self._home.loop.is_closed():
+                raise self._loop_closed()
+            if end is not None and loop.time() >= end:
+                self._leave_soon(waiter, False)
+                return
+            future = waiter.future = loop.create_future()
+            if self._state:  # told between the two, on the future before
+                return
+
+    def _loop_closed(self) -> ClosedError:
+        return ClosedError("the loop that would have finished it was closed", operation=self._operation)
+
+    async def async_wait(self, timeout: float | None = None) -> T:
+        """Wait for the value, at most ``timeout`` seconds.
+
+        Raises:
+            DeadlineExceeded: the time passed; the work goes on and its result is not consumed.
+
+        Cancelling the waiting task cancels the work; use ``asyncio.shield`` or a ``then`` branch to keep it.
+        """
+        if self._state or timeout is None:
+            return await self
+        loop = get_running_loop()
+        begin = time.monotonic()
+        if loop is self._home.loop:
+            future: Future[bool] = loop.create_future()
+            self._attach(future)
+            self._claims += 1
+            timer = loop.call_later(timeout, wake, future)
+            try:
+                await future
+            except CancelledError:
+                self._claims -= 1
+                self._detach(future)
+                self._cancel_now()
+                raise
+            except BaseException:  # as in __await__
+                self._abandoned(future)
+                raise
+            finally:
+                timer.cancel()
+            self._claims -= 1
+            if not self._state:
+                self._detach(future)
+        else:
+            await self._wait_outside(loop, timeout)
+        if not self._state:
+            raise self._too_late(timeout, begin)
+        return self._outcome()
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Block this thread until it is over, at most ``timeout`` seconds; Ctrl-C interrupts it and leaves the work alive.
+
+        Raises:
+            WouldBlockLoop: called on the work's own loop thread while it is not done; it would never return.
+            DeadlineExceeded: the time passed; the work goes on and its result is not consumed.
+            ClosedError: the loop that would have finished it is closed.
+        """
+        if not self._state:
+            self._block(timeout)
+        return self._outcome()
+
+    def _block(self, timeout: float | None) -> None:
+        home = self._home
+        if home.loop.is_closed():
+            raise self._loop_closed()
+        if home.on_home():
+            raise WouldBlockLoop(
+                "wait() on the loop's own thread would never return", operation=self._operation, hint="use `await work` or `await work.async_wait()`"
+            )
+        lock = allocate_lock()
+        lock.acquire()
+        waiter = ThreadWaiter(lock)
+        begin = time.monotonic()
+        home.call_soon(self._attach_outside, waiter)
+        woken = False
+        try:
+            while not woken:
+                left = SLICE if timeout is None else min(SLICE, timeout - (time.monotonic() - begin))
+                woken = lock.acquire(True, left) if left > 0 else lock.acquire(False)
+                if woken or self._state:
+                    return
+                if timeout is not None and time.monotonic() - begin >= timeout:
+                    raise self._too_late(timeout, begin)
+                if home.loop.is_closed():
+                    raise self._loop_closed()
+        finally:
+            if not woken:
+                self._leave_soon(waiter, False)
+
+    def _too_late(self, timeout: float, begin: float) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"not over within {timeout:g} s; the work goes on", operation=self._operation, step="wait", elapsed=time.monotonic() - begin
+        )
+
+    def done(self) -> bool:
+        """Whether it is over: done, failed or cancelled. Any thread."""
+        return self._state != PENDING
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled. Any thread."""
+        return self._state == CANCELLED
+
+    def result(self) -> T:
+        """The value of a finished work; raises its error. Any thread.
+
+        Raises:
+            asyncio.InvalidStateError: it is not over yet.
+            asyncio.CancelledError: it was cancelled.
+        """
+        if not self._state:
+            raise InvalidStateError(f"{self!r} is not over yet")
+        return self._outcome()
+
+    def exception(self) -> BaseException | None:
+        """The error of a finished work, or None. Raises as ``result`` does when there is no outcome to look at. Any thread."""
+        if self._state == FAILED:
+            failure: Failure = self._value
+            failure.seen = True
+            return failure.error
+        if not self._state:
+            raise InvalidStateError(f"{self!r} is not over yet")
+        if self._state == CANCELLED:
+            raise CancelledError
+        return None
+
+    def cancel(self, msg: object = None) -> bool:
+        """Give it up, unless it is over. Any thread; ``msg`` is accepted for likeness with asyncio and not used.
+
+        On the home thread: True means that it is cancelled now and that nothing was consumed, False that its outcome stands. A done recv or get whose
+        message nobody has taken counts as not over: it puts the message back. From another thread the cancel is handed over, and True means that
+        the work was not over when asked. Cancelling a then-step cancels backwards, up to a work that others still depend on.
+        """
+        if get_ident() == self._home.thread_id:
+            return self._cancel_now()
+        if self._state and self._give_back is None:
+            return False
+        try:
+            self._home.call_soon(self._cancel_now)
+        except ClosedError:  # nothing runs there any more that could be stopped
+            return False
+        return True
+
+    def add_done_callback(self, fn: Callable[[AsyncWork[T]], object], *, context: contextvars.Context | None = None) -> None:
+        """Call ``fn(work)`` once it is over, in a later turn of the loop: the loop running where this is called, else the home loop.
+
+        An error of ``fn`` goes to that loop's exception handler. Adding a callback counts as looking at the error. Any thread.
+        """
+        loop = asyncio._get_running_loop()
+        entry = Callback(fn, contextvars.copy_context() if context is None else context, None if loop is self._home.loop else loop)
+        self._home.call(self._attach_callback, entry)
+
+    def _attach_callback(self, entry: Callback) -> None:
+        if self._state:
+            self._mark_seen()
+            entry._settled(self)
+        else:
+            self._attach(entry)
+
+    def _mark_seen(self) -> None:
+        if self._state == FAILED:
+            self._value.seen = True
+
+    def remove_done_callback(self, fn: Callable[[AsyncWork[T]], object]) -> int:
+        """Take back all callbacks equal to ``fn`` that were not called yet; returns how many there were. Any thread."""
+        entries = self._entries
+        found = [
+            entry
+            for entry in (list(entries) if type(entries) is list else (entries,))
+            if isinstance(entry, Callback) and entry.fn == fn
+        ]
+        for entry in found:
+            self._home.call(self._detach, entry)
+        return len(found)
+
+    @overload
+    def then(self, func: Callable[Concatenate[T, P], Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> AsyncFuncWork[R]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def then(self, func: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> AsyncFuncWork[R]: ...
+
+    def then(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncFuncWork[Any]:
+        """Go on with ``func(value, *args, **kwargs)`` on the home loop as soon as the value is there; any thread may call.
+
+        ``func`` runs in a copy of the caller's context. It may return a value, a coroutine, a work or another awaitable, which is followed to its end.
+        An error skips it and arrives at the end of the chain unchanged. It must not block; ``then_in_thread`` is for heavy functions.
+        Cancelling the returned work cancels backwards, up to a work that others still depend on.
+        """
+        return self._then(self._step_type(self._home, func, args, kwargs, source=self))
+
+    def then_in_thread(self, func: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> AsyncFuncWork[R]:
+        """As ``then``, with ``func`` called in one of the two private threads of the worker. Once it has started there, cancelling drops its result."""
+        return self._then(self._step_type(self._home, func, args, kwargs, source=self, threaded=True))
+
+    def _then(self, step: AsyncFuncWork[R]) -> AsyncFuncWork[R]:
+        if self._next is None:
+            self._next = step
+        self._home.call(self._attach_step, step)
+        return step
+
+    def _attach_step(self, step: AsyncFuncWork[Any]) -> None:
+        if step._state:
+            return
+        if self._state:
+            self._home.advance(step)
+        else:
+            self._attach(step)  # type: ignore[arg-type]
+
+    def get_next_work(self) -> AsyncFuncWork[Any] | None:
+        """The first then-step attached to it, if any."""
+        return self._next
+
+    def get_last_work(self) -> AsyncWork[Any]:
+        """The end of the chain of first then-steps; itself if it has none."""
+        work: AsyncWork[Any] = self
+        while work._next is not None:
+            work = work._next
+        return work
+
+    # -- looks ------------------------------------------------------------------------------------------------
+
+    @property
+    def home(self) -> LoopHome:
+        """Whose loop ends it."""
+        return self._home
+
+    @property
+    def operation(self) -> str:
+        """The call that began it."""
+        return self._operation
+
+    @property
+    def site(self) -> str:
+        """``file:line`` in the program where it was begun."""
+        return describe_site(self._code, self._lasti)
+
+    def __repr__(self) -> str:
+        parts = [type(self).__name__, self._operation]
+        if self._detail is not None:
+            parts.append(str(self._detail))
+        state = self._state
+        parts.append(STATE_NAMES[state])
+        if state == PENDING:
+            parts.append(f"{time.monotonic() - self._born:.1f}s")
+        elif state == FAILED and isinstance(self._value, Failure):
+            parts.append(f"with {type(self._value.error).__name__}")
+        step = self._next
+        shown = 0
+        while step is not None and shown < 8:
+            parts.append(f"-> {step._operation}")
+            step = step._next
+            shown += 1
+        if step is not None:
+            parts.append("-> ...")
+        return f"<{' '.join(parts)}>"

@@ -1,0 +1,44 @@
+"""The error a work ended with, and the promise that somebody hears of it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import CodeType, TracebackType
+
+from aiorlinf.work.sites import describe_site
+
+__all__ = ["Failure"]
+
+_log = logging.getLogger("aiorlinf")
+
+
+class Failure:
+    """One error, shared by the work where it arose and by every later step of its chain.
+
+    Because it is shared, whoever looks at any of them has seen it, and it is logged once, when the last of them is dropped unseen.
+    The works themselves have no ``__del__``, so the common, successful ones do not pay for this.
+    """
+
+    __slots__ = ("code", "error", "lasti", "operation", "seen", "trace")
+
+    def __init__(self, error: BaseException, operation: str, code: CodeType | None, lasti: int) -> None:
+        self.error = error
+        self.trace: TracebackType | None = error.__traceback__  # raised again from here each time, so that it does not grow
+        self.operation = operation
+        self.code = code
+        self.lasti = lasti
+        self.seen = False
+
+    def __del__(self) -> None:
+        if self.seen or sys.is_finalizing():
+            return
+        error = self.error
+        _log.error(
+            "the error of %s, begun at %s, was never looked at: %s: %s",
+            self.operation,
+            describe_site(self.code, self.lasti),
+            type(error).__name__,
+            error,
+            exc_info=(type(error), error, self.trace),
+        )
