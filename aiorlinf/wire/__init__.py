@@ -1,0 +1,1 @@
+"""What travels between two workers, as bytes: frames, handshake, object tree, manifest. Pure: no sockets, no clock."""

@@ -1,0 +1,58 @@
+"""A flattened object: what stays of it, and what travels raw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from aiorlinf.wire.leaves import Leaf
+
+__all__ = ["INDEXED", "SPLICED", "Flat", "Kind"]
+
+INDEXED = 1
+"""Flag of the tensor containers: elements name their leaf by number, because one tensor occurs more than once."""
+SPLICED = 2
+"""Flag of the pickled kinds: long pieces of the stream travel as leaves."""
+
+
+class Kind(IntEnum):
+    """How the skeleton of a message is to be read. The numbers are part of the protocol."""
+
+    TENSOR = 1
+    LIST = 2  # of tensors
+    TUPLE = 3  # of tensors
+    DICT = 4  # of tensors, by text
+    DATACLASS = 5  # pickled; holds tensors
+    OBJECT = 6  # pickled
+    PLAIN = 7  # without pickle: see wire/plain.py
+
+
+@dataclass(slots=True)
+class Flat:
+    """An object taken apart. It keeps all memory alive that its parts show.
+
+    Attributes:
+        kind: how the skeleton is to be read.
+        skeleton: what is not a leaf, in pieces.
+        leaves: in the order in which their payload travels.
+        flags: INDEXED, SPLICED.
+    """
+
+    kind: Kind
+    skeleton: list[bytes]
+    leaves: list[Leaf]
+    flags: int = field(default=0)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Sum of the leaves' sizes."""
+        return sum(leaf.spec.nbytes for leaf in self.leaves)
+
+    def versions(self) -> tuple[int, ...]:
+        """The version counters of the tensors now. A different answer later means that somebody wrote to one in between.
+
+        Arrays and bytes have no counter, nor have tensors made in inference mode: writes to them go unnoticed.
+        """
+        return tuple(
+            [leaf.tensor._version for leaf in self.leaves if leaf.tensor is not None and not leaf.tensor.is_inference()]
+        )
