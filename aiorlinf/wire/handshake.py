@@ -106,9 +106,9 @@ class Hello:
 
     @property
     def speaker(self) -> str:
-        """For messages: ``rollout:0#2``, or the role."""
+        """For messages: ``rollout:0#2``, or what is known instead."""
         if self.address is None:
-            return "the manager" if self.role == "manager" else "a client without address"
+            return "a client of the manager" if self.role == "manager" else "a client without address"
         return f"{self.address}#{self.incarnation}" if self.incarnation else self.address
 
 
@@ -136,10 +136,14 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Send what was written before, then close. ``refusal`` is set when a proven server or client was refused."""
+    """Send what was written before, then close.
+
+    ``refusal`` is set when a proven client was refused. ``retryable``: the peer only hung up, so another try may succeed.
+    """
 
     error: LinkError
     refusal: Refusal | None = None
+    retryable: bool = False
 
 
 Instruction = Write | Done | Fail
@@ -208,7 +212,7 @@ class _Handshake:
             return []
         out: list[Instruction] = []
         text = f"the connection was closed while waiting for {self.state.value} of the other side"
-        self._fail(out, LinkError(text, hint=self._eof_hint()))
+        self._fail(out, LinkError(text, hint=self._eof_hint()), retryable=True)
         return out
 
     def _eof_hint(self) -> str | None:
@@ -217,11 +221,11 @@ class _Handshake:
     def _step(self, out: list[Instruction]) -> bool:
         raise NotImplementedError
 
-    def _fail(self, out: list[Instruction], error: LinkError, refusal: Refusal | None = None) -> None:
+    def _fail(self, out: list[Instruction], error: LinkError, refusal: Refusal | None = None, *, retryable: bool = False) -> None:
         error.fill(address=self.remote)
         self.state = HandshakeState.FAILED
         self._buffer.clear()
-        out.append(Fail(error, refusal))
+        out.append(Fail(error, refusal, retryable))
 
     def _done(self, out: list[Instruction], peer: Hello) -> None:
         self.leftover = bytes(self._buffer)
@@ -433,7 +437,7 @@ class ServerHandshake(_Handshake):
         if peer.job is None and own.role == "link":
             return Refusal("job", "a link needs the job's id")
         if peer.job is not None and peer.job != own.job:
-            return Refusal("job", f"{own.speaker} here belongs to job {own.job}, and {peer.speaker} comes from job {peer.job}")
+            return Refusal("job", f"{_role_text(own)} here belongs to job {own.job}, and {peer.speaker} comes from job {peer.job}")
         if peer.target is not None and peer.target != own.address:
             return Refusal("target", f"this is {own.speaker}, but {peer.target} was wanted")
         return own if self._accept is None else self._accept(peer)
@@ -447,7 +451,7 @@ def _role_name(role: str) -> str:
 
 
 def _role_text(hello: Hello) -> str:
-    return "a manager" if hello.role == "manager" else f"worker {hello.speaker}"
+    return "the manager" if hello.role == "manager" else f"worker {hello.speaker}"
 
 
 def _json_frame(data: dict[str, Any]) -> bytes:

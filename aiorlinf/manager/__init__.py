@@ -1,0 +1,1 @@
+"""The job's registry: who lives where, the job's configuration, news of deaths."""

@@ -1,0 +1,284 @@
+"""The manager's server: a listening socket and proven connections around the pure `Directory`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+from aiorlinf.config import JobConfig, config_to_dict
+from aiorlinf.errors import AuthenticationError, ClosedError, LinkError, UsageError, WireError
+from aiorlinf.manager.connection import ManagerConnection
+from aiorlinf.manager.directory import Directory, Instruction, Probe, Refuse, Reply, SessionId, Tell, Wait
+from aiorlinf.manager.protocol import (
+    Expect,
+    Forget,
+    ListWorkers,
+    Lookup,
+    Pong,
+    Register,
+    Request,
+    Unregister,
+    error_to_dict,
+    parse_request,
+)
+from aiorlinf.rendezvous.hosts import LISTEN_BACKLOG, format_endpoint, is_wildcard, open_listener, outward_host
+from aiorlinf.wire.handshake import Hello, ServerHandshake
+
+__all__ = ["ManagerService"]
+
+_log = logging.getLogger("aiorlinf.manager")
+
+MAX_UNPROVEN = 256
+PROBE_TIMEOUT_S = 2.0
+
+
+class ManagerService:
+    """One job's registry. Belongs to the loop that `start` runs on.
+
+    Args:
+        config: handed to every worker; its network section also tells where and how long to listen.
+        token: the job's secret.
+        job: the job's id; by default a random one.
+        expected: all workers of the job, if it is closed: looking up any other fails at once.
+    """
+
+    def __init__(self, *, config: JobConfig, token: bytes, job: str | None = None, expected: Iterable[str] | None = None) -> None:
+        if not token:
+            raise AuthenticationError("a manager needs a job token", hint="set AIORLINF_TOKEN, or pass a random token")
+        self.config = config
+        self.job = secrets.token_hex(8) if job is None else job
+        self.address = ""  # host:port that workers connect to, once started
+        self.refused = 0  # connections that did not get through the handshake
+        self._token = token
+        self._directory = Directory(job=self.job, config=config_to_dict(config), expected=expected)
+        self._hello = Hello(role="manager", job=self.job)
+        self._server: asyncio.Server | None = None
+        self._closed = False
+        self._numbers = itertools.count(1)
+        self._unproven: dict[_Session, None] = {}  # connections in the handshake, oldest first
+        self._sessions: dict[SessionId, _Session] = {}  # proven ones
+        self._tasks: set[asyncio.Task[None]] = set()  # probes under way
+        self._warnings = _Throttle()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "running" if self._server is not None else "new"
+        living = len(self._directory.living)
+        return f"<ManagerService {self.address or 'not started'} job {self.job} {state}, {living} workers, {self.refused} refused>"
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Listen. With port 0 the kernel chooses, or the first free one of ``cluster.network.port_range``.
+
+        Raises:
+            RendezvousError: the address or port cannot be used; says why.
+            ClosedError: it was closed.
+
+        Cancelling may leave it listening: close it.
+        """
+        if self._closed:
+            raise ClosedError("this manager was closed")
+        if self._server is not None:
+            raise UsageError("this manager is running already")
+        network = self.config.cluster.network
+        wanted = network.port_range if port == 0 else (port, port)
+        listener = await open_listener(host, wanted)
+        try:
+            self._server = await asyncio.get_running_loop().create_server(self._accept, sock=listener, backlog=LISTEN_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+        bound_host, bound_port = listener.getsockname()[:2]
+        if is_wildcard(bound_host):
+            bound_host = network.advertise_host or outward_host()
+        self.address = format_endpoint(bound_host, bound_port)
+
+    async def close(self) -> None:
+        """Stop listening and cut every connection. May be called again. Cancelling leaves it closing."""
+        self._closed = True
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        sessions = [*self._unproven, *self._sessions.values()]
+        for session in sessions:
+            session.connection.abort(ClosedError("the manager was closed"))
+        await asyncio.gather(*(session.connection.wait_closed() for session in sessions), *self._tasks, return_exceptions=True)
+        if server is not None:
+            await server.wait_closed()
+
+    # ----------------------------------------------------------------------------------------------------- connections
+
+    def _accept(self) -> ManagerConnection:
+        while len(self._unproven) >= MAX_UNPROVEN:
+            # those who never said a word go first: a real worker says its preamble at once
+            oldest = next((session for session in self._unproven if session.connection.silent), next(iter(self._unproven)))
+            del self._unproven[oldest]
+            oldest.connection.abort(LinkError("too many connections have not proved themselves"))
+        session = _Session(self, SessionId(next(self._numbers)))
+        self._unproven[session] = None
+        return session.connection
+
+    def _proven(self, session: _Session) -> None:
+        self._unproven.pop(session, None)
+        self._sessions[session.id] = session
+        self._directory.join(session.id, session.connection.peer_host)
+
+    def _lost(self, session: _Session, reason: LinkError | ClosedError) -> None:
+        self._unproven.pop(session, None)
+        if self._sessions.pop(session.id, None) is None:
+            if not isinstance(reason, ClosedError):
+                self.refused += 1
+                self._warnings.warn("refused a connection to the manager: %s", reason)
+            return
+        if isinstance(reason, WireError):
+            self._warnings.warn("cut a worker's connection to the manager: %s", reason)
+        self._obey(self._directory.drop(session.id, reason.message))
+
+    # -------------------------------------------------------------------------------------------------------- requests
+
+    def _handle(self, session: _Session, request: Request) -> None:
+        directory = self._directory
+        match request:
+            case Register():
+                self._obey(directory.register(session.id, request))
+            case Lookup():
+                self._obey(directory.lookup(session.id, request))
+            case Unregister():
+                self._obey(directory.unregister(session.id, request))
+            case ListWorkers():
+                self._obey(directory.workers(session.id, request))
+            case Forget():
+                session.stop_timer(request.id)
+                directory.forget(session.id, request.id)
+            case Expect():
+                directory.expect(request)
+            case Pong():
+                session.alive.set()
+
+    def _obey(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            session = self._sessions.get(instruction.session)
+            if session is None:
+                continue
+            match instruction:
+                case Reply():
+                    session.answer(instruction.request, {"ok": instruction.body})
+                case Refuse():
+                    session.answer(instruction.request, {"error": error_to_dict(instruction.error)})
+                case Tell():
+                    session.connection.send(instruction.event)
+                case Wait():
+                    session.start_timer(instruction)
+                case Probe():
+                    self._spawn(self._probe(instruction))
+
+    def expire(self, session: _Session, request: int, waited: float) -> None:
+        """A look-up's time is over."""
+        self._obey(self._directory.expire(session.id, request, waited))
+
+    async def _probe(self, probe: Probe) -> None:
+        """The address is taken. Its holder may have died a moment ago, with the end of its connection still unread."""
+        holder = self._sessions.get(probe.holder)
+        state = "which is alive"
+        if holder is not None:
+            holder.alive.clear()
+            holder.connection.send({"event": "ping"})
+            answers = [asyncio.ensure_future(holder.alive.wait()), asyncio.ensure_future(holder.connection.wait_closed())]
+            try:
+                done, _ = await asyncio.wait(answers, timeout=PROBE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    state = f"whose connection is open, though it has not answered for {PROBE_TIMEOUT_S:g} s"
+            finally:
+                for answer in answers:
+                    answer.cancel()
+        if probe.session in self._sessions:
+            self._obey(self._directory.register(probe.session, probe.request, holder_state=state))
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine, name="aiorlinf manager probe")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --------------------------------------------------------------------------------------------- what sessions call
+
+    def handshake(self) -> ServerHandshake:
+        """The server's end of a new connection's handshake."""
+        return ServerHandshake(self._token, self._hello)
+
+    def take(self, session: _Session, message: dict[str, Any]) -> None:
+        """A message of a proven connection. Raises WireError when it is malformed."""
+        self._handle(session, parse_request(message))
+
+    def ready(self, session: _Session) -> None:
+        """The connection has proved itself."""
+        self._proven(session)
+
+    def lost(self, session: _Session, reason: LinkError | ClosedError) -> None:
+        """The connection is closed."""
+        self._lost(session, reason)
+
+
+class _Session:
+    """One connection and the timers of its look-ups."""
+
+    def __init__(self, service: ManagerService, number: SessionId) -> None:
+        self.id = number
+        self.alive = asyncio.Event()  # set by a pong
+        self.connection = ManagerConnection(
+            service.handshake(),
+            service.config.cluster.network.handshake_timeout_s,
+            on_ready=lambda _: service.ready(self),
+            on_message=lambda message: service.take(self, message),
+            on_closed=self._closed,
+        )
+        self._service = service
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+
+    def answer(self, request: int, body: dict[str, Any]) -> None:
+        self.stop_timer(request)
+        try:
+            self.connection.send({"id": request, **body})
+        except UsageError as error:  # too large for one message; the asker must hear of it
+            self.connection.send({"id": request, "error": error_to_dict(error)})
+
+    def start_timer(self, wait: Wait) -> None:
+        if wait.timeout is not None:
+            loop = asyncio.get_running_loop()
+            self._timers[wait.request] = loop.call_later(wait.timeout, self._service.expire, self, wait.request, wait.timeout)
+
+    def stop_timer(self, request: int) -> None:
+        timer = self._timers.pop(request, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _closed(self, reason: LinkError | ClosedError) -> None:
+        for request in list(self._timers):
+            self.stop_timer(request)
+        self._service.lost(self, reason)
+
+
+class _Throttle:
+    """Warnings that a stranger can cause must not fill the log: five at once, then one per second with a count."""
+
+    def __init__(self) -> None:
+        self._credit = 5.0
+        self._last = 0.0
+        self._skipped = 0
+
+    def warn(self, text: str, reason: Exception) -> None:
+        now = asyncio.get_running_loop().time()
+        self._credit = min(5.0, self._credit + now - self._last)
+        self._last = now
+        if self._credit < 1.0:
+            self._skipped += 1
+            return
+        self._credit -= 1.0
+        if self._skipped:
+            _log.warning(text + " (%d more were not logged)", reason, self._skipped)
+            self._skipped = 0
+        else:
+            _log.warning(text, reason)
