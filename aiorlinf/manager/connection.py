@@ -113,6 +113,9 @@ class ManagerConnection(asyncio.Protocol):
         self.peer_host = _host(peer)
         self.remote = format_endpoint(self.peer_host, peer[1]) if isinstance(peer, tuple) else "a closed connection"
         self._handshake.remote = self.remote
+        if self._reason is not None:  # dropped before it was even made
+            self._transport.abort()
+            return
         _keep_alive(transport.get_extra_info("socket"))
         self._timer = asyncio.get_running_loop().call_later(self._time_limit_s, self._too_slow)
         self._obey(self._handshake.start())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import resource
 import secrets
 from collections.abc import Iterable
 from typing import Any
@@ -28,11 +29,10 @@ from aiorlinf.manager.protocol import (
 from aiorlinf.rendezvous.hosts import LISTEN_BACKLOG, format_endpoint, is_wildcard, open_listener, outward_host
 from aiorlinf.wire.handshake import Hello, ServerHandshake
 
-__all__ = ["ManagerService"]
+__all__ = ["ManagerService", "max_unproven"]
 
 _log = logging.getLogger("aiorlinf.manager")
 
-MAX_UNPROVEN = 256
 PROBE_TIMEOUT_S = 2.0
 
 
@@ -52,6 +52,7 @@ class ManagerService:
         self.config = config
         self.job = secrets.token_hex(8) if job is None else job
         self.address = ""  # host:port that workers connect to, once started
+        self.max_unproven = max_unproven()  # connections that may be in the handshake at once; the oldest is dropped for the next
         self.refused = 0  # connections that did not get through the handshake
         self._token = token
         self._directory = Directory(job=self.job, config=config_to_dict(config), expected=expected)
@@ -113,13 +114,15 @@ class ManagerService:
     # ----------------------------------------------------------------------------------------------------- connections
 
     def _accept(self) -> ManagerConnection:
-        while len(self._unproven) >= MAX_UNPROVEN:
+        while len(self._unproven) >= self.max_unproven:
             # those who never said a word go first: a real worker says its preamble at once
             oldest = next((session for session in self._unproven if session.connection.silent), next(iter(self._unproven)))
             del self._unproven[oldest]
             oldest.connection.abort(LinkError("too many connections have not proved themselves"))
         session = _Session(self, SessionId(next(self._numbers)))
         self._unproven[session] = None
+        if self._closed:  # accepted in the moment of closing
+            session.connection.abort(ClosedError("the manager was closed"))
         return session.connection
 
     def _proven(self, session: _Session) -> None:
@@ -220,6 +223,12 @@ class ManagerService:
     def lost(self, session: _Session, reason: LinkError | ClosedError) -> None:
         """The connection is closed."""
         self._lost(session, reason)
+
+
+def max_unproven() -> int:
+    """Half of this process's file descriptors, 1024 at most: a flood of strangers must leave room for the proven connections."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1024 if soft == resource.RLIM_INFINITY else max(16, min(1024, soft // 2))
 
 
 class _Session:

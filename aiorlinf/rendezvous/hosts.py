@@ -289,7 +289,7 @@ async def open_listener(host: str, port_range: tuple[int, int] | None = None) ->
     raise failure or RendezvousError(f"cannot listen on {host!r}: it has no address", hint=_BIND_HINT)
 
 
-_BIND_HINT = "cluster.network.bind_host is an address of the host that binds it"
+_BIND_HINT = "a listening address is one of the host that listens; see cluster.network.bind_host"
 _FAMILY_ERRORS = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
 
 
