@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiorlinf.config import load_config
-from aiorlinf.errors import AiorlinfError, ConfigError, UsageError
+from aiorlinf.errors import UsageError
 from aiorlinf.launch.spec import worker_addresses
 from aiorlinf.manager.embedded import manager_host, random_token
 from aiorlinf.manager.service import ManagerService
@@ -36,6 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="run the registry of a job",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument(
         "--host", help="address to listen on (default: cluster.network.bind_host of the configuration, else 127.0.0.1: this machine only)"
@@ -51,23 +52,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="FILE",
         help="holds the job's secret; made with a random one if it does not exist (default: AIORLINF_TOKEN, else a random one)",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(handler=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the manager until it is told to end; return the exit status."""
-    try:
-        token, recipe = _token(args.token_file)
-        expected = None if args.expect is None else worker_addresses(args.expect)
-        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-            runner.run(_serve(args, token, recipe, expected))
-    except (UsageError, ConfigError) as error:
-        print(f"aiorlinf manager: {error}", file=sys.stderr)
-        return 2
-    except AiorlinfError as error:
-        print(f"aiorlinf manager: {error}", file=sys.stderr)
-        return 1
+    """Run the manager until it is told to end; return the exit status. Errors are for the command line to show."""
+    token, recipe = _token(args.token_file)
+    expected = None if args.expect is None else worker_addresses(args.expect)
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(_serve(args, token, recipe, expected))
     return 0
 
 

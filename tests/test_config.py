@@ -1,0 +1,264 @@
+"""Configuration: strict loading, and errors that say what was meant."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiorlinf import config as config_module
+from aiorlinf.config import (
+    ClusterConfig,
+    CollectiveConfig,
+    JobConfig,
+    NetworkConfig,
+    config_to_dict,
+    load_config,
+    option,
+    option_docs,
+)
+from aiorlinf.errors import ConfigError
+
+DEFAULT_YAML = Path(__file__).parents[1] / "config" / "default.yaml"
+
+
+def nested(path: str, value: object) -> dict[str, Any]:
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    assert isinstance(value, dict)
+    return value
+
+
+# -------------------------------------------------------------------------------------------------------------- loading
+
+
+def test_nothing_gives_the_defaults() -> None:
+    assert load_config(None) == load_config({}) == load_config({"cluster": None}) == JobConfig()
+
+
+def test_values_are_taken_over() -> None:
+    loaded = load_config(
+        {"cluster": {"collective": {"backend": "gloo"}, "network": {"port_range": [20000, 20010], "connect_timeout_s": 3}}}
+    )
+    assert loaded.cluster.collective == CollectiveConfig(backend="gloo")
+    assert loaded.cluster.network == NetworkConfig(port_range=(20000, 20010), connect_timeout_s=3.0)
+    assert isinstance(loaded.cluster.network.connect_timeout_s, float)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        JobConfig(),
+        JobConfig(ClusterConfig(CollectiveConfig(backend="stream", allow_pickle=False), NetworkConfig(port_range=(1, 2), interface="^lo"))),
+    ],
+)
+def test_round_trip_through_plain_values_and_yaml(record: JobConfig, tmp_path: Path) -> None:
+    assert load_config(config_to_dict(record)) == record
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(config_to_dict(record)))
+    assert load_config(file) == load_config(str(file)) == record
+
+
+def test_a_record_is_checked_too() -> None:
+    assert load_config(JobConfig()) == JobConfig()
+    with pytest.raises(ConfigError, match=r"^cluster\.collective\.window_bytes: 0 is out of range"):
+        load_config(JobConfig(ClusterConfig(CollectiveConfig(window_bytes=0))))
+
+
+def test_records_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        JobConfig().cluster = ClusterConfig()  # type: ignore[misc]
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("cluster.collective.inline_max_byte", 1, "unknown key; do you mean inline_max_bytes? (allowed here: backend, fallback, inl"),
+        ("clusters", {}, "unknown key; do you mean cluster? (allowed here: cluster)"),
+        ("cluster.zebra", {}, "unknown key (allowed here: collective, network)"),
+        ("cluster.collective.backend", "glo", "'glo' is not allowed; do you mean gloo? (allowed: auto, stream, gloo)"),
+        ("cluster.collective.backend", "tcp", "'tcp' is not allowed (allowed: auto, stream, gloo)"),
+        ("cluster.collective.backend", 3, "text (auto, stream, gloo) is expected, not 3"),
+        ("cluster.collective.fallback", 1, "true or false is expected, not 1"),
+        ("cluster.collective.fallback", "yes", "true or false is expected, not the text 'yes'"),
+        ("cluster.collective.inline_max_bytes", True, "a whole number is expected, not True"),
+        ("cluster.collective.inline_max_bytes", 1.5, "a whole number is expected, not 1.5"),
+        ("cluster.collective.inline_max_bytes", -1, "-1 is out of range; allowed: at least 0 and at most 16777216"),
+        ("cluster.collective.window_bytes", None, "a whole number is expected, not null"),
+        ("cluster.collective", [1], "a section with keys is expected, not [1]"),
+        ("cluster.network.connect_timeout_s", 0, "0.0 is out of range; allowed: above 0 and at most 86400"),
+        ("cluster.network.connect_timeout_s", float("nan"), "a number is expected, not nan"),
+        ("cluster.network.connect_timeout_s", float("inf"), "a number is expected, not inf"),
+        ("cluster.network.connect_timeout_s", "1e-3", "not the text '1e-3' (write 0.001, without quotes and with a decimal point)"),
+        ("cluster.network.connect_timeout_s", "soon", "a number is expected, not the text 'soon'"),
+        ("cluster.network.port_range", [5], "a list of 2 (a whole number, a whole number) or null is expected, not [5]"),
+        ("cluster.network.port_range", "1-5", "or null is expected, not the text '1-5'"),
+        ("cluster.network.port_range", [9, 5], "the first port is above the last: [9, 5]"),
+        ("cluster.network.bind_host", "", "empty; allowed: auto, a host name or an IP address"),
+        ("cluster.network.advertise_host", {"a": 1}, "text or null is expected, not a section with keys"),
+    ],
+)
+def test_errors_name_the_key_and_what_is_allowed(path: str, value: object, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(nested(path, value))
+    assert caught.value.path == path
+    assert said in caught.value.message
+    assert caught.value.message.startswith(f"{path}: ")
+
+
+def test_an_entry_of_a_list_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({"cluster": {"network": {"port_range": [0, 5]}}})
+    assert caught.value.path == "cluster.network.port_range[0]"
+    with pytest.raises(ConfigError) as caught:
+        load_config({"cluster": {"network": {"port_range": [1, "x"]}}})
+    assert caught.value.path == "cluster.network.port_range[1]"
+
+
+@pytest.mark.parametrize("source", [3, [], object()])
+def test_a_source_of_another_kind(source: Any) -> None:
+    with pytest.raises(ConfigError, match="a configuration is a mapping, a YAML file's path or a JobConfig"):
+        load_config(source)
+
+
+def test_keys_that_are_not_text() -> None:
+    source: dict[Any, Any] = {7: 1}
+    with pytest.raises(ConfigError, match=r"^7: unknown key"):
+        load_config(source)
+
+
+def test_config_to_dict_takes_records_only() -> None:
+    with pytest.raises(TypeError, match="a configuration record is expected"):
+        config_to_dict({"cluster": {}})
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+def test_an_error_in_a_file_names_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("cluster:\n  collective:\n    allow_pickle: true\n    inline_max_byte: 5\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert caught.value.path == "cluster.collective.inline_max_byte"
+    assert str(caught.value).endswith(f"(hint: in {file}, line 4)")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cluster: {collective: {backend: auto, backend: gloo}}", "cluster.collective.backend: the key is given twice"),
+        ("cluster: [", "is not valid YAML"),
+        ("- 1\n", "a section with keys is expected, not [1]"),
+        ("cluster: !!python/object:os.system {}", "is not valid YAML"),
+        ("a: 1\n---\nb: 2\n", "is not valid YAML"),
+        ("cluster: &x {collective: *x}", "is not valid YAML"),
+        ("? [1, 2]\n: 3\n", "is not valid YAML"),
+        ("cluster: " + "[" * 5000, "is not valid YAML"),
+    ],
+)
+def test_bad_files(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_config(file)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the configuration file"):
+        load_config(tmp_path / "missing.yaml")
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot read the configuration file"):
+        load_config(binary)
+
+
+def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("# nothing yet\n")
+    assert load_config(file) == JobConfig()
+    file.write_text("cluster:\n  network:\n")
+    assert load_config(file) == JobConfig()
+
+
+def test_the_shipped_file_shows_every_key_with_its_default_and_a_comment() -> None:
+    assert load_config(DEFAULT_YAML) == JobConfig()
+    shown = yaml.safe_load(DEFAULT_YAML.read_text())
+    assert shown == config_to_dict(JobConfig())
+    lines = DEFAULT_YAML.read_text().splitlines()
+    for path, doc, _ in option_docs():
+        assert doc
+        name = path.rpartition(".")[2]
+        index = next(number for number, line in enumerate(lines) if line.strip().startswith(f"{name}:"))
+        assert lines[index - 1].strip().startswith("#"), f"{path} has no comment"
+    assert all(len(line) <= 140 for line in lines)
+
+
+# ------------------------------------------------------------------------------- a new section is one more dataclass
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Pair:
+    src: str = option("", "from")
+    delay_ms: float = option(0.0, "milliseconds", minimum=0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Emulation:
+    name: str
+    enabled: bool = option(True, "whether")
+    pairs: tuple[_Pair, ...] = option((), "several records")
+    sizes: dict[str, int] | None = option(None, "sizes by name", minimum=1)  # noqa: RUF009 - option makes a dataclass field
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        if self.enabled and not self.pairs:
+            yield "pairs", "enabled, but there are none"
+
+
+def test_sections_within_lists_and_mappings() -> None:
+    def load(data: dict[str, Any]) -> _Emulation:
+        return config_module._section(_Emulation, data, "x")
+
+    made = load({"name": "n", "pairs": [{"src": "a", "delay_ms": 2}], "sizes": {"big": 3}})
+    assert made == _Emulation("n", True, (_Pair("a", 2.0),), {"big": 3})
+    assert load(config_to_dict(made)) == made
+    for data, path in [
+        ({"name": "n", "pairs": [{"src": "a"}, {"delay": 2}]}, "x.pairs[1].delay"),
+        ({"name": "n", "pairs": [{"delay_ms": -2}]}, "x.pairs[0].delay_ms"),
+        ({"name": "n", "pairs": {}}, "x.pairs"),
+        ({"name": "n", "sizes": {"big": 0}}, "x.sizes.big"),
+        ({"name": "n", "sizes": [1]}, "x.sizes"),
+        ({"name": "n"}, "x.pairs"),
+        ({"enabled": False}, "x.name"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            load(data)
+        assert caught.value.path == path
+
+
+_keys = st.sampled_from(["cluster", "collective", "network", "backend", "window_bytes", "port_range", "interface", "", "x"])
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["auto", "gloo"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_keys, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(_keys, _values, max_size=3))
+@settings(max_examples=200, deadline=None)
+def test_whatever_is_loaded_it_is_a_record_or_a_config_error(data: dict[str, Any]) -> None:
+    try:
+        record = load_config(data)
+    except ConfigError:
+        return
+    assert load_config(config_to_dict(record)) == record
