@@ -15,7 +15,8 @@ kind         what counts
 ===========  ==========================================================================================================
 tasks        unfinished asyncio tasks of the running loop (only with ``async with`` or when loops are named)
 threads      Python threads that are alive. Threads made in C++ are not seen (torch keeps a pool of its own), nor is
-             a C++ thread that once called into Python; with ``async with``, nor are those of the loop's own executor
+             a C++ thread that once called into Python, nor are those of a loop's default executor: they live as long
+             as the loop does, and a loop that nobody closed shows by its descriptors
 descriptors  open file descriptors, by what they point to. Linux only
 children     direct child processes, also dead ones that nobody has waited for. Linux only
 shm          names in ``/dev/shm``, unless a process that is not ours has them open. Linux only
@@ -29,8 +30,10 @@ after a grace period, and after a garbage collection.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import gc
+import re
 import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -49,7 +52,7 @@ DEFAULT_GRACE: Final = 2.0
 """Seconds that things are given to go away by themselves."""
 
 _POLL_INTERVAL = 0.01
-_EXECUTOR_PREFIX = "asyncio_"  # how asyncio names the threads of a loop's default executor
+_OF_DEFAULT_EXECUTOR = re.compile(r"asyncio_\d+")  # how asyncio names the threads of a loop's default executor
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,21 +187,17 @@ class check_leaks:
         end = time.monotonic() + self.grace
         collected = False
         while not self._is_clean():
-            if time.monotonic() >= end:
-                return
             if not collected:
                 gc.collect()
                 collected = True
-                continue
-            yield _POLL_INTERVAL
+            elif time.monotonic() < end:
+                yield _POLL_INTERVAL
+            else:
+                return
 
     def _now(self) -> Snapshot:
         now = Snapshot.take(self._loops)
-        if not self._loops:
-            return now
-        tasks = now.tasks - {self._this_task}
-        threads = frozenset(thread for thread in now.threads if not thread.name.startswith(_EXECUTOR_PREFIX))
-        return Snapshot(tasks, threads, now.descriptors, now.children, now.shm)
+        return dataclasses.replace(now, tasks=now.tasks - {self._this_task})
 
     def _is_clean(self) -> bool:
         now = self._now()
@@ -217,7 +216,7 @@ class check_leaks:
 
 def _counts(thread: threading.Thread) -> bool:
     # A C++ thread that calls into Python gets a stand-in that stays listed after the thread is gone.
-    return thread.is_alive() and not isinstance(thread, _stand_in_class())
+    return thread.is_alive() and not isinstance(thread, _stand_in_class()) and not _OF_DEFAULT_EXECUTOR.fullmatch(thread.name)
 
 
 @functools.cache

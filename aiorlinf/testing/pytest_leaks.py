@@ -63,8 +63,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marker = item.get_closest_marker("asyncio")
         if marker is not None and isinstance(item, pytest.Function):
             scope = marker.kwargs.get("loop_scope") or item.config.getini("asyncio_default_test_loop_scope")
-            # Right after ours: set up before the fixtures of the test, so torn down after them, and before the loop is closed.
-            item.fixturenames.insert(item.fixturenames.index(leaks_of_test.__name__) + 1, f"tasks_of_{scope}_loop")
+            # Both are set up before the fixtures of the test, so torn down after them. Everything else is looked at when the
+            # loop of one test is closed; a loop that is shared was there before and stays.
+            ours = item.fixturenames.index(leaks_of_test.__name__)
+            item.fixturenames.insert(ours + 1 if scope == "function" else ours, f"tasks_of_{scope}_loop")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -78,7 +80,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(autouse=True)
 def leaks_of_test(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Everything but tasks, after the loop of the test is closed."""
+    """Everything but tasks."""
     checker = check_leaks(grace=_grace(request), ignore={"tasks"} | _allowed(request))
     checker.__enter__()
     yield

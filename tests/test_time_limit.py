@@ -1,0 +1,60 @@
+"""The time limit itself: pytest runs in a process of its own on tests that hang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.inner_pytest import run_pytest
+
+__all__: list[str] = []
+
+_SOURCE = """
+    import asyncio, threading, time
+    import pytest, uvloop
+
+    async def sleep_for_ever():
+        await asyncio.get_running_loop().create_future()
+
+    def test_hangs_in_plain_code():
+        threading.Event().wait()
+
+    @pytest.mark.asyncio
+    async def test_hangs_in_a_coroutine():
+        await sleep_for_ever()
+
+    def test_hangs_on_uvloop():
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(sleep_for_ever())
+
+    def test_swallows_the_interruption():
+        try:
+            time.sleep(100)
+        except KeyboardInterrupt:
+            pass
+
+    @pytest.fixture
+    def hanging():
+        yield
+        time.sleep(100)
+
+    def test_hangs_in_teardown(hanging):
+        pass
+
+    def test_is_quick():
+        pass
+"""
+
+
+def test_each_hang_ends_as_a_failure_and_the_run_goes_on(tmp_path: Path) -> None:
+    inner = run_pytest(tmp_path, _SOURCE, "-p", "tests.time_limit", "-p", "no:randomly", "-o", "timeout=0.5")
+    assert inner.outcomes == {
+        "test_hangs_in_plain_code": "failure",
+        "test_hangs_in_a_coroutine": "failure",
+        "test_hangs_on_uvloop": "failure",
+        "test_swallows_the_interruption": "failure",
+        "test_hangs_in_teardown": "error",
+        "test_is_quick": "passed",
+    }, inner.output
+    assert all(text == "" or "over its time limit of 0.5 s" in text for text in inner.texts.values())
+    assert "in sleep_for_ever" in inner.output
+    assert inner.output.rstrip().splitlines()[-1].strip("= ").startswith("4 failed, 2 passed, 1 error in")
