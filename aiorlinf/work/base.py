@@ -7,11 +7,12 @@ import contextvars
 import time
 from _thread import allocate_lock, get_ident
 from asyncio import CancelledError, Future, InvalidStateError, get_running_loop
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from sys import _getframe
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, cast, overload
 
 from aiorlinf.errors import ClosedError, DeadlineExceeded, WouldBlockLoop
+from aiorlinf.work.deadline import NO_DEADLINE, Deadline
 from aiorlinf.work.failure import Failure
 from aiorlinf.work.sites import INSIDE, describe_site, outermost
 from aiorlinf.work.waiters import Callback, Entry, LoopWaiter, OutsideWaiter, ThreadWaiter, wake
@@ -19,7 +20,6 @@ from aiorlinf.work.waiters import Callback, Entry, LoopWaiter, OutsideWaiter, Th
 if TYPE_CHECKING:
     from types import CodeType
 
-    from aiorlinf.work.deadline import Deadline
     from aiorlinf.work.home import LoopHome
     from aiorlinf.work.steps import AsyncFuncWork
 
@@ -39,27 +39,30 @@ SLICE = 1.0
 """Seconds after which those who wait from outside look whether the home loop still exists."""
 
 _claim = allocate_lock()
-"""Decides between a taker on another thread and a cancel on the home thread that gives the value back. Held for a few instructions, and only
-for works that have a ``give_back``."""
+"""Decides between somebody who takes a value on another thread and a cancel on the home thread that gives it back.
+Held for a few instructions, and only for works that have a ``give_back``."""
 
 
 class AsyncWork(Generic[T]):
     """One operation under way: awaitable from any loop, waitable from any thread, chainable.
 
-    It began when it was made; nobody has to look at it for it to complete. Awaiting a finished work gives its value again, as often as asked.
-    Cancelling a task that awaits a work cancels the work, as with ``asyncio.Future``. A limit in ``async_wait`` or ``wait`` that passes leaves it alive.
+    It began when it was made; nobody has to look at it for it to complete. Awaiting a finished work gives its value again, as often as
+    asked. Cancelling a task that awaits a work cancels the work, as with ``asyncio.Future``; the passing of a limit in ``async_wait`` or
+    ``wait`` leaves it alive.
 
-    States: pending, then once and for all done (with a value), failed (with an error) or cancelled. One exception: a work made with ``give_back``
-    that is done, and whose value nobody has taken, can still be cancelled; the value then goes back where it came from.
+    States: pending, then once and for all done (with a value), failed (with an error) or cancelled. One exception: a work made with
+    ``give_back`` that is done, and whose value nobody has taken, can still be cancelled; the value then goes back where it came from.
 
-    The producer makes it in any thread, and ends it with ``_finish`` or ``_fail`` on the home thread. Both may run then-steps, that is user code,
-    before they return, so producers bring their own state in order first. Both return False if the work was over already.
+    The producer makes it in any thread, and ends it with ``_finish`` or ``_fail`` on the home thread. Both may run then-steps, that is
+    user code, before they return, so producers bring their own state in order first. Both return False if the work was over already.
 
     Args:
         home: whose loop ends it.
         operation: the public call, such as ``"recv"``.
-        abort: called once, on the home thread, when the work is cancelled or its deadline passes while it is pending; stops the transport side.
-        give_back: called with the value, on the home thread, when the work is cancelled between its completion and the moment somebody takes the value.
+        abort: called once, on the home thread, when the work is cancelled or its deadline passes while it is pending; stops the
+            transport side.
+        give_back: called with the value, on the home thread, when the work is cancelled between its completion and the moment somebody
+            takes the value; not once a then-step has begun with it.
         detail: what ``repr`` shows after the operation; only ``str()`` of it is used, and only then.
     """
 
@@ -86,13 +89,13 @@ class AsyncWork(Generic[T]):
     _home: LoopHome
     _state: int
     _value: Any  # the value when done, the Failure when failed
-    _entries: None | Entry | Future[bool] | list[Entry | Future[bool]]  # who is told at the end, in order; None again after it
-    _claims: int  # waiters between being told and taking the value; kept only to decide about give_back
+    _entries: Entry | Future[bool] | list[Entry | Future[bool]] | None  # who is told at the end, in order; None again after it
+    _claims: int  # who was told, or will be, and has not taken the value yet; only used to decide about give_back
     _abort: Callable[[AsyncWork[T]], object] | None
     _give_back: Callable[[T], object] | None  # None again once the value was taken
-    _deadline: Deadline | None  # the budget that then-steps inherit
+    _deadline: Deadline  # the budget that then-steps inherit
     _next: AsyncFuncWork[Any] | None  # the first then-step
-    _code: CodeType
+    _code: CodeType  # with _lasti: the instruction outside this package that began it
     _lasti: int
 
     def __init__(
@@ -111,7 +114,8 @@ class AsyncWork(Generic[T]):
         self._give_back = give_back
         self._state = PENDING
         self._claims = 0
-        self._value = self._entries = self._deadline = self._next = None
+        self._value = self._entries = self._next = None
+        self._deadline = NO_DEADLINE
         self._born = time.monotonic()
         frame = _getframe(1)
         if frame.f_code.co_filename in INSIDE:
@@ -129,20 +133,21 @@ class AsyncWork(Generic[T]):
             self._check_thread()
         self._value = value
         self._state = DONE
+        self._abort = None
         entries = self._entries
         if entries is not None:
             self._entries = None
-            self._tell(entries)
-        self._abort = None
+            self._tell(entries if type(entries) is list else (entries,))
         return True
 
-    def _fail(self, error: BaseException) -> bool:
+    def _fail(self, error: BaseException | type[BaseException]) -> bool:
         """End it with an error. False if it had ended before."""
         if self._state:
             return False
         if self._home.debug:
             self._check_thread()
-        self._abort = None
+        if isinstance(error, type):
+            error = error()
         if isinstance(error, CancelledError):
             self._settle(CANCELLED, None)
         else:
@@ -150,8 +155,6 @@ class AsyncWork(Generic[T]):
         return True
 
     def _failure(self, error: BaseException) -> Failure:
-        if isinstance(error, type):
-            error = error()
         if isinstance(error, StopIteration):
             # Raised out of __await__ it would look like a normal return.
             replacement = RuntimeError(f"{self._operation} raised StopIteration")
@@ -166,30 +169,40 @@ class AsyncWork(Generic[T]):
     # -- transitions, home thread only ------------------------------------------------------------------------
 
     def _settle(self, state: int, value: Any) -> None:
-        """The one way out of pending, but for the fast copy of it in ``_finish``."""
+        """The way out of pending for all but ``_finish`` and ``_abandon``."""
         self._value = value
         self._state = state
+        self._abort = None
         entries = self._entries
         if entries is not None:
             self._entries = None
-            self._tell(entries)
+            self._tell(entries if type(entries) is list else (entries,))
 
-    def _tell(self, entries: Entry | Future[bool] | list[Entry | Future[bool]]) -> None:
-        for entry in entries if type(entries) is list else (entries,):
+    def _tell(self, entries: Sequence[Any]) -> None:
+        for index, entry in enumerate(entries):
             try:
-                if isinstance(entry, Entry):
+                if isinstance(entry, Future):
+                    if not entry.done():
+                        entry.set_result(True)
+                else:
                     entry._settled(self)
-                elif not entry.done():  # type: ignore[union-attr]
-                    entry.set_result(True)  # type: ignore[union-attr]
-            except RuntimeError:
-                if not self._home.loop.is_closed():  # nobody is left on a closed loop who could be told
-                    raise
+            except BaseException as error:
+                if isinstance(error, RuntimeError) and self._home.loop.is_closed():
+                    continue  # nobody is left on a closed loop who could be told
+                if rest := entries[index + 1 :]:  # Ctrl-C in a then-step, say: the others are told all the same
+                    self._home.loop.call_soon(self._tell, rest)
+                raise
 
     def _cancel_now(self) -> bool:
         if self._state:
             return self._take_back()
         self._abandon(CANCELLED, None)
         return True
+
+    def _expire(self, error: BaseException) -> None:
+        """Its deadline passed."""
+        if not self._state:
+            self._abandon(FAILED, self._failure(error))
 
     def _abandon(self, state: int, value: Any) -> None:
         """Give a pending work up: stop the transport, then tell everybody."""
@@ -201,15 +214,16 @@ class AsyncWork(Generic[T]):
                 abort(self)
             except Exception as error:  # the work is over whatever the transport says; nobody else would hear of this
                 self._home.report(f"aborting {self._operation} failed", error)
-        entries, self._entries = self._entries, None
+        entries = self._entries
         if entries is not None:
-            self._tell(entries)
+            self._entries = None
+            self._tell(entries if type(entries) is list else (entries,))
 
     def _take_back(self) -> bool:
         """Cancel a done work whose value nobody has taken or is about to take."""
         with _claim:
             give_back = self._give_back
-            if give_back is None or self._claims or self._state != DONE:
+            if give_back is None or self._claims > 0 or self._state != DONE:
                 return False
             value = self._value
             self._give_back = None
@@ -221,39 +235,40 @@ class AsyncWork(Generic[T]):
             self._home.report(f"giving back the value of {self._operation} failed", error)
         return True
 
+    def _unclaim(self, _value: object = None) -> None:
+        """Somebody who had been told of the value is cancelled before he took it. Serves as ``give_back`` of works that pass a value on."""
+        self._claims -= 1
+        self._take_back()
+
     # -- dependants, home thread only -------------------------------------------------------------------------
 
     def _attach(self, entry: Entry | Future[bool]) -> None:
         entries = self._entries
         if entries is None:
             self._entries = entry
-        elif type(entries) is list:
+        elif isinstance(entries, list):
             entries.append(entry)
         else:
-            self._entries = [entries, entry]  # type: ignore[list-item]
+            self._entries = [entries, entry]
 
-    def _detach(self, entry: Entry | Future[bool]) -> bool:
+    def _detach(self, entry: Entry | Future[bool]) -> None:
         entries = self._entries
         if entries is entry:
             self._entries = None
-            return True
-        if type(entries) is list:
+        elif isinstance(entries, list):
             for index, other in enumerate(entries):
                 if other is entry:
                     del entries[index]
-                    return True
-        return False
+                    return
 
     def _dependants(self) -> int:
-        """How many wait for it: tasks, threads, steps, combinators; not callbacks."""
+        """How many wait for it: tasks, threads, steps, combinators; not callbacks and timers."""
         entries = self._entries
         if entries is None:
             return 0
-        count = 0
-        for entry in entries if type(entries) is list else (entries,):
-            if entry.counts if isinstance(entry, Entry) else not entry.done():  # type: ignore[union-attr]
-                count += 1
-        return count
+        if not isinstance(entries, list):
+            entries = [entries]
+        return sum(entry.counts if isinstance(entry, Entry) else not entry.done() for entry in entries)
 
     def _attach_outside(self, waiter: OutsideWaiter) -> None:
         waiter.live = True
@@ -274,8 +289,8 @@ class AsyncWork(Generic[T]):
 
     def _leave_unless_needed(self, waiter: OutsideWaiter) -> None:
         """As ``_leave`` for a branch that was cancelled: what others depend on goes on."""
-        if waiter.live:
-            self._leave(waiter, self._dependants() <= 1)
+        self._detach(waiter)
+        self._leave(waiter, self._dependants() == 0)
 
     def _leave_soon(self, waiter: OutsideWaiter, cancelled: bool) -> None:
         try:
@@ -294,7 +309,7 @@ class AsyncWork(Generic[T]):
                 self._give_back = None
                 return cast(T, self._value)
             with _claim:
-                if self._state == DONE:
+                if not self.cancelled():
                     self._give_back = None
                     return cast(T, self._value)
         self._reraise()
@@ -321,7 +336,8 @@ class AsyncWork(Generic[T]):
             return self._outcome()
         loop = get_running_loop()
         if loop is not home.loop:
-            return (yield from self._await_outside(loop))
+            yield from self._wait_outside(loop, None).__await__()
+            return self._outcome()
         future: Future[bool] = loop.create_future()
         self._attach(future)
         self._claims += 1
@@ -333,43 +349,51 @@ class AsyncWork(Generic[T]):
             self._cancel_now()
             raise
         except BaseException:  # the coroutine is being destroyed, perhaps by the garbage collector in the middle of anything
-            self._abandoned(future)
+            self._forget_soon(future)
             raise
         self._claims -= 1
         return self._outcome()
 
     def _yield_once(self) -> Generator[Any, None, None]:
+        if self._give_back is None:
+            yield
+            return
+        at_home = get_ident() == self._home.thread_id
+        if at_home:
+            self._claims += 1
         try:
             yield
         except CancelledError:
-            if self._give_back is not None:
-                try:
-                    self._home.call(self._cancel_now)
-                except ClosedError:  # nowhere to give it back to
-                    pass
+            if at_home:
+                self._unclaim()
+            else:
+                self.cancel()
             raise
+        except BaseException:  # as in __await__
+            if at_home:
+                self._forget_soon(None)
+            raise
+        if at_home:
+            self._claims -= 1
 
-    def _abandoned(self, future: Future[bool]) -> None:
+    def _forget_soon(self, future: Future[bool] | None) -> None:
         try:
             self._home.call_soon(self._forget, future)
         except ClosedError:  # no state is left that the claim could matter to
             pass
 
-    def _forget(self, future: Future[bool]) -> None:
+    def _forget(self, future: Future[bool] | None) -> None:
         self._claims -= 1
-        self._detach(future)
-
-    def _await_outside(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, T]:
-        yield from self._wait_outside(loop, None).__await__()
-        return self._outcome()
+        if future is not None:
+            self._detach(future)
 
     async def _wait_outside(self, loop: asyncio.AbstractEventLoop, timeout: float | None) -> None:
         """Wait on another loop until it is over, or the time has passed."""
         waiter = LoopWaiter(loop)
         self._home.call_soon(self._attach_outside, waiter)
-        future = waiter.future
         end = None if timeout is None else loop.time() + timeout
         while True:
+            future = waiter.future
             timer = loop.call_later(SLICE if end is None else min(SLICE, end - loop.time()), wake, future)
             try:
                 await future
@@ -388,53 +412,53 @@ class AsyncWork(Generic[T]):
             if end is not None and loop.time() >= end:
                 self._leave_soon(waiter, False)
                 return
-            future = waiter.future = loop.create_future()
-            if self._state:  # told between the two, on the future before
+            waiter.future = loop.create_future()
+            if self.done():  # perhaps told between the two, on the future before
                 return
-
-    def _loop_closed(self) -> ClosedError:
-        return ClosedError("the loop that would have finished it was closed", operation=self._operation)
 
     async def async_wait(self, timeout: float | None = None) -> T:
         """Wait for the value, at most ``timeout`` seconds.
 
         Raises:
             DeadlineExceeded: the time passed; the work goes on and its result is not consumed.
+            ClosedError: the loop that would have finished it is closed.
 
-        Cancelling the waiting task cancels the work; use ``asyncio.shield`` or a ``then`` branch to keep it.
+        Cancelling the waiting task cancels the work; wait for ``asyncio.shield(work)`` to keep it.
         """
         if self._state or timeout is None:
             return await self
         loop = get_running_loop()
         begin = time.monotonic()
         if loop is self._home.loop:
-            future: Future[bool] = loop.create_future()
-            self._attach(future)
-            self._claims += 1
-            timer = loop.call_later(timeout, wake, future)
-            try:
-                await future
-            except CancelledError:
-                self._claims -= 1
-                self._detach(future)
-                self._cancel_now()
-                raise
-            except BaseException:  # as in __await__
-                self._abandoned(future)
-                raise
-            finally:
-                timer.cancel()
-            self._claims -= 1
-            if not self._state:
-                self._detach(future)
+            await self._wait_home(loop, timeout)
         else:
             await self._wait_outside(loop, timeout)
-        if not self._state:
+        if not self.done():
             raise self._too_late(timeout, begin)
         return self._outcome()
 
+    async def _wait_home(self, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
+        future: Future[bool] = loop.create_future()
+        self._attach(future)
+        self._claims += 1
+        timer = loop.call_later(timeout, wake, future)
+        try:
+            await future
+        except CancelledError:
+            self._claims -= 1
+            self._detach(future)
+            self._cancel_now()
+            raise
+        except BaseException:  # as in __await__
+            self._forget_soon(future)
+            raise
+        finally:
+            timer.cancel()
+        self._forget(future)
+
     def wait(self, timeout: float | None = None) -> T:
-        """Block this thread until it is over, at most ``timeout`` seconds; Ctrl-C interrupts it and leaves the work alive.
+        """Block this thread until it is over, at most ``timeout`` seconds. Ctrl-C interrupts it and, like the passing of the time, leaves
+        the work alive.
 
         Raises:
             WouldBlockLoop: called on the work's own loop thread while it is not done; it would never return.
@@ -451,7 +475,9 @@ class AsyncWork(Generic[T]):
             raise self._loop_closed()
         if home.on_home():
             raise WouldBlockLoop(
-                "wait() on the loop's own thread would never return", operation=self._operation, hint="use `await work` or `await work.async_wait()`"
+                "wait() on the loop's own thread would never return",
+                operation=self._operation,
+                hint="use `await work` or `await work.async_wait()`",
             )
         lock = allocate_lock()
         lock.acquire()
@@ -460,10 +486,10 @@ class AsyncWork(Generic[T]):
         home.call_soon(self._attach_outside, waiter)
         woken = False
         try:
-            while not woken:
+            while not self.done():
                 left = SLICE if timeout is None else min(SLICE, timeout - (time.monotonic() - begin))
-                woken = lock.acquire(True, left) if left > 0 else lock.acquire(False)
-                if woken or self._state:
+                woken = lock.acquire(True, max(0.0, left))
+                if woken:
                     return
                 if timeout is not None and time.monotonic() - begin >= timeout:
                     raise self._too_late(timeout, begin)
@@ -475,8 +501,14 @@ class AsyncWork(Generic[T]):
 
     def _too_late(self, timeout: float, begin: float) -> DeadlineExceeded:
         return DeadlineExceeded(
-            f"not over within {timeout:g} s; the work goes on", operation=self._operation, step="wait", elapsed=time.monotonic() - begin
+            f"not over within {timeout:g} s; the work goes on",
+            operation=self._operation,
+            step="wait",
+            elapsed=time.monotonic() - begin,
         )
+
+    def _loop_closed(self) -> ClosedError:
+        return ClosedError("the loop that would have finished it is closed", operation=self._operation)
 
     def done(self) -> bool:
         """Whether it is over: done, failed or cancelled. Any thread."""
@@ -498,23 +530,23 @@ class AsyncWork(Generic[T]):
         return self._outcome()
 
     def exception(self) -> BaseException | None:
-        """The error of a finished work, or None. Raises as ``result`` does when there is no outcome to look at. Any thread."""
-        if self._state == FAILED:
-            failure: Failure = self._value
-            failure.seen = True
-            return failure.error
+        """The error of a finished work, or None; raises as ``result`` does when it is not over or was cancelled. Any thread."""
         if not self._state:
             raise InvalidStateError(f"{self!r} is not over yet")
         if self._state == CANCELLED:
             raise CancelledError
-        return None
+        if self._state == DONE:
+            return None
+        failure: Failure = self._value
+        failure.seen = True
+        return failure.error
 
     def cancel(self, msg: object = None) -> bool:
         """Give it up, unless it is over. Any thread; ``msg`` is accepted for likeness with asyncio and not used.
 
-        On the home thread: True means that it is cancelled now and that nothing was consumed, False that its outcome stands. A done recv or get whose
-        message nobody has taken counts as not over: it puts the message back. From another thread the cancel is handed over, and True means that
-        the work was not over when asked. Cancelling a then-step cancels backwards, up to a work that others still depend on.
+        On the home thread, True means that it is cancelled now and that nothing was consumed, False that its outcome stands. A done recv
+        or get whose message nobody has taken counts as not over: the message is put back. From another thread the cancel is handed over,
+        and True means no more than that. Cancelling a then-step cancels backwards, up to a work that others still depend on.
         """
         if get_ident() == self._home.thread_id:
             return self._cancel_now()
@@ -527,17 +559,17 @@ class AsyncWork(Generic[T]):
         return True
 
     def add_done_callback(self, fn: Callable[[AsyncWork[T]], object], *, context: contextvars.Context | None = None) -> None:
-        """Call ``fn(work)`` once it is over, in a later turn of the loop: the loop running where this is called, else the home loop.
+        """Call ``fn(work)`` once it is over, in a later turn of the loop that runs in this thread, or of the home loop if none does.
 
         An error of ``fn`` goes to that loop's exception handler. Adding a callback counts as looking at the error. Any thread.
         """
         loop = asyncio._get_running_loop()
-        entry = Callback(fn, contextvars.copy_context() if context is None else context, None if loop is self._home.loop else loop)
-        self._home.call(self._attach_callback, entry)
+        if context is None:
+            context = contextvars.copy_context()
+        self._home.call(self._attach_callback, Callback(fn, context, None if loop is self._home.loop else loop))
 
     def _attach_callback(self, entry: Callback) -> None:
         if self._state:
-            self._mark_seen()
             entry._settled(self)
         else:
             self._attach(entry)
@@ -551,7 +583,7 @@ class AsyncWork(Generic[T]):
         entries = self._entries
         found = [
             entry
-            for entry in (list(entries) if type(entries) is list else (entries,))
+            for entry in (list(entries) if isinstance(entries, list) else (entries,))
             if isinstance(entry, Callback) and entry.fn == fn
         ]
         for entry in found:
@@ -559,7 +591,7 @@ class AsyncWork(Generic[T]):
         return len(found)
 
     @overload
-    def then(self, func: Callable[Concatenate[T, P], Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> AsyncFuncWork[R]: ...  # type: ignore[overload-overlap]
+    def then(self, func: Callable[Concatenate[T, P], Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> AsyncFuncWork[R]: ...
 
     @overload
     def then(self, func: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> AsyncFuncWork[R]: ...
@@ -567,14 +599,16 @@ class AsyncWork(Generic[T]):
     def then(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncFuncWork[Any]:
         """Go on with ``func(value, *args, **kwargs)`` on the home loop as soon as the value is there; any thread may call.
 
-        ``func`` runs in a copy of the caller's context. It may return a value, a coroutine, a work or another awaitable, which is followed to its end.
-        An error skips it and arrives at the end of the chain unchanged. It must not block; ``then_in_thread`` is for heavy functions.
-        Cancelling the returned work cancels backwards, up to a work that others still depend on.
+        ``func`` runs in a copy of the caller's context. It may return a value, a coroutine, a work or another awaitable, which is followed
+        to its end. An error skips it and arrives at the end of the chain unchanged. It must not block; ``then_in_thread`` is for heavy
+        functions. If the work is done already, ``func`` may have run when ``then`` returns. A deadline of this work is one for the new
+        one too. Cancelling the returned work cancels backwards, up to a work that others still depend on.
         """
         return self._then(self._step_type(self._home, func, args, kwargs, source=self))
 
     def then_in_thread(self, func: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> AsyncFuncWork[R]:
-        """As ``then``, with ``func`` called in one of the two private threads of the worker. Once it has started there, cancelling drops its result."""
+        """As ``then``, with ``func`` called in one of the two private threads of the worker. Once it has begun there, cancelling the
+        returned work drops its result."""
         return self._then(self._step_type(self._home, func, args, kwargs, source=self, threaded=True))
 
     def _then(self, step: AsyncFuncWork[R]) -> AsyncFuncWork[R]:
@@ -587,9 +621,9 @@ class AsyncWork(Generic[T]):
         if step._state:
             return
         if self._state:
-            self._home.advance(step)
+            step._settled(self)
         else:
-            self._attach(step)  # type: ignore[arg-type]
+            self._attach(step)
 
     def get_next_work(self) -> AsyncFuncWork[Any] | None:
         """The first then-step attached to it, if any."""
@@ -623,12 +657,12 @@ class AsyncWork(Generic[T]):
         parts = [type(self).__name__, self._operation]
         if self._detail is not None:
             parts.append(str(self._detail))
-        state = self._state
+        state, value = self._state, self._value
         parts.append(STATE_NAMES[state])
         if state == PENDING:
             parts.append(f"{time.monotonic() - self._born:.1f}s")
-        elif state == FAILED and isinstance(self._value, Failure):
-            parts.append(f"with {type(self._value.error).__name__}")
+        elif isinstance(value, Failure):
+            parts.append(f"with {type(value.error).__name__}")
         step = self._next
         shown = 0
         while step is not None and shown < 8:

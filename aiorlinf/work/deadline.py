@@ -2,22 +2,106 @@
 
 from __future__ import annotations
 
+import math
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-__all__ = ["Deadline"]
+from aiorlinf.errors import DeadlineExceeded
+from aiorlinf.work.waiters import Entry
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from aiorlinf.work.base import AsyncWork
+
+__all__ = ["NO_DEADLINE", "Deadline", "Timer", "current_deadline", "effective_deadline", "expire"]
 
 
 class Deadline(NamedTuple):
-    """A moment on the monotonic clock by which something has to be over."""
+    """A moment on the monotonic clock by which something has to be over; infinity for no limit."""
 
     end: float
 
     @classmethod
-    def after(cls, seconds: float | None) -> Deadline | None:
+    def after(cls, seconds: float | None) -> Deadline:
         """The moment in ``seconds`` from now; None means no limit."""
-        return None if seconds is None else cls(time.monotonic() + seconds)
+        return NO_DEADLINE if seconds is None else cls(time.monotonic() + seconds)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is a limit at all."""
+        return self.end != math.inf
 
     def remaining(self) -> float:
-        """Seconds left, never less than 0."""
+        """Seconds left: never less than 0, infinity without a limit."""
         return max(0.0, self.end - time.monotonic())
+
+    def left(self) -> float | None:
+        """``remaining()``, with None for no limit, as asyncio and sockets want it."""
+        return None if self.end == math.inf else max(0.0, self.end - time.monotonic())
+
+    def passed(self) -> bool:
+        """Whether no time is left."""
+        return self.end <= time.monotonic()
+
+
+NO_DEADLINE = Deadline(math.inf)
+
+current_deadline: ContextVar[Deadline] = ContextVar("aiorlinf_deadline", default=NO_DEADLINE)
+"""The budget of the chain whose step is running, so that operations begun inside a step are under it too."""
+
+
+def effective_deadline(timeout: float | None) -> Deadline:
+    """The deadline of an operation that begins now: ``timeout`` seconds from now, or the running chain's, whichever comes first."""
+    return min(Deadline.after(timeout), current_deadline.get())
+
+
+class Timer(Entry):
+    """The clock of one work; stopped when the work is over."""
+
+    __slots__ = ("handle", "make_error")
+    counts = False
+
+    def __init__(self, make_error: Callable[[float], BaseException] | None) -> None:
+        self.make_error = make_error
+        self.handle: asyncio.TimerHandle | None = None
+
+    def arm(self, work: AsyncWork[Any]) -> None:
+        """Start it; home thread only."""
+        if not work._state:
+            work._attach(self)
+            self._wind(work)
+
+    def _wind(self, work: AsyncWork[Any]) -> None:
+        self.handle = work._home.loop.call_later(work._deadline.remaining(), self._ring, work)
+
+    def _ring(self, work: AsyncWork[Any]) -> None:
+        if work._state:
+            return
+        if not work._deadline.passed():  # the loop's clock is coarser than ours
+            self._wind(work)
+            return
+        elapsed = time.monotonic() - work._born
+        if self.make_error is None:
+            operation = work._operation
+            work._expire(DeadlineExceeded("the time limit passed", operation=operation, step=operation, elapsed=elapsed))
+        else:
+            work._expire(self.make_error(elapsed))
+
+    def _settled(self, work: AsyncWork[Any]) -> None:
+        if self.handle is not None:
+            self.handle.cancel()
+
+
+def expire(work: AsyncWork[Any], limit: Deadline | float, make_error: Callable[[float], BaseException] | None = None) -> None:
+    """Put a work, and the then-steps that will be attached to it, under a deadline, or a limit in seconds from now.
+
+    When it passes the work is aborted and fails with ``make_error(elapsed)``, elapsed in seconds since it was made; by default a
+    DeadlineExceeded. One timer of the home loop, stopped when the work is over. For the producer, before it hands the work out; any thread.
+    """
+    deadline = limit if isinstance(limit, Deadline) else Deadline.after(limit)
+    if deadline.bounded and not work._state:
+        work._deadline = deadline
+        work._home.call(Timer(make_error).arm, work)

@@ -6,18 +6,19 @@ import asyncio
 import concurrent.futures
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiorlinf.errors import ClosedError, UsageError
 from aiorlinf.work.base import CANCELLED, DONE, FAILED, AsyncWork
+from aiorlinf.work.deadline import Timer
 from aiorlinf.work.pool import Job
 from aiorlinf.work.waiters import Entry, OutsideWaiter
 
 if TYPE_CHECKING:
-    from aiorlinf.work.failure import Failure
+    from aiorlinf.work.home import LoopHome
 
-__all__ = ["FollowingWork", "is_followed"]
+__all__ = ["FollowingWork", "ForeignSource", "is_followed", "waits_for"]
 
 R = TypeVar("R")
 
@@ -34,7 +35,7 @@ async def _await(awaitable: Awaitable[Any]) -> Any:
 
 
 class ForeignSource(OutsideWaiter):
-    """A work of another home that is followed; told on that home's thread."""
+    """A work of another home that is followed. It is told on that home's thread."""
 
     __slots__ = ("follower", "work")
 
@@ -47,39 +48,52 @@ class ForeignSource(OutsideWaiter):
         try:
             self.follower._home.call_soon(self.follower._advance)
         except ClosedError:  # the follower's loop is gone: nobody will take the value
-            work._leave(self, True)
+            work._leave_soon(self, True)
 
-    def drop(self) -> None:
-        """The follower no longer wants it: cancel it unless others do."""
-        work = self.work
+    def drop(self, _value: object = None) -> None:
+        """The follower no longer wants it: cancel it unless others do. Serves as ``give_back`` of the follower."""
         try:
-            work._home.call_soon(work._leave_unless_needed, self)
+            self.work._home.call_soon(self.work._leave_unless_needed, self)
         except ClosedError:  # its loop is gone, and it with it
             pass
-
-
-Source = AsyncWork[Any] | ForeignSource | asyncio.Future[Any] | concurrent.futures.Future[Any] | Job
 
 
 class FollowingWork(AsyncWork[R], Entry):
     """Base of the works that follow something.
 
-    ``_source`` is what it waits for at the moment, and None before it waits for anything and after it is over. ``_advance`` is called, through the
-    trampoline, when a work that it waits for is over.
+    ``_source`` is what it waits for at the moment; None when it waits for nothing. ``_advance`` is called through the trampoline when the
+    work that it waits for is over.
     """
 
-    __slots__ = ("_context", "_source")
+    __slots__ = ("_context", "_queued", "_source", "_timed")
 
-    _source: Source | None
-    _context: contextvars.Context | None
+    _source: AsyncWork[Any] | ForeignSource | asyncio.Future[Any] | concurrent.futures.Future[Any] | Job | None
+    _queued: bool  # was told that the work before it is over, and has a claim on its value until it advances or is cancelled
+    _context: contextvars.Context
+    _timed: bool  # has a timer of its own; as long as the work before it runs, that one's timer does for both
+
+    def __init__(
+        self,
+        home: LoopHome,
+        operation: str,
+        *,
+        abort: Callable[[AsyncWork[R]], object] | None = None,
+        give_back: Callable[[R], object] | None = None,
+        detail: Any = None,
+    ) -> None:
+        super().__init__(home, operation, abort=abort, give_back=give_back, detail=detail)
+        self._source = None
+        self._queued = self._timed = False
+        self._context = contextvars.copy_context()
 
     # -- following --------------------------------------------------------------------------------------------
 
     def _follow(self, value: Any) -> None:
         """End with ``value``, or with the outcome of what it stands for."""
-        if not is_followed(value):
+        if self._state or not is_followed(value):
             self._finish(value)
             return
+        self._start_timer()
         try:
             self._follow_awaitable(value)
         except (KeyboardInterrupt, SystemExit):
@@ -87,110 +101,96 @@ class FollowingWork(AsyncWork[R], Entry):
         except BaseException as error:  # an awaitable that cannot even be started is this work's error, as if its step had raised it
             self._fail(error)
 
+    def _start_timer(self) -> None:
+        if self._deadline.bounded and not self._timed:
+            self._timed = True
+            Timer(None).arm(self)
+
     def _follow_awaitable(self, value: Any) -> None:
         if isinstance(value, AsyncWork):
             self._follow_work(value)
         elif isinstance(value, concurrent.futures.Future):
             self._source = value
-            value.add_done_callback(self._outside_future_done)
+            value.add_done_callback(self._outside_future_over)
         elif asyncio.isfuture(value):
             self._source = value
             loop = value.get_loop()
             if loop is self._home.loop:
-                value.add_done_callback(self._future_done)
+                value.add_done_callback(self._future_over)
             else:
-                loop.call_soon_threadsafe(value.add_done_callback, self._outside_future_done)
+                loop.call_soon_threadsafe(value.add_done_callback, self._outside_future_over)
         else:
             coro: Coroutine[Any, Any, Any] = value if asyncio.iscoroutine(value) else _await(value)
             task = self._home.hold(coro, self._operation, self._context)
             self._source = task
-            task.add_done_callback(self._future_done)
+            task.add_done_callback(self._future_over)
 
     def _follow_work(self, work: AsyncWork[Any]) -> None:
-        if depends_on(work, self):
+        if waits_for(work, self):
             raise UsageError("a then-step cannot wait for its own chain", operation=self._operation)
         if work._home is self._home:
             self._source = work
             if work._state:
-                self._home.advance(self)
+                self._settled(work)
             else:
                 work._attach(self)
         else:
             foreign = ForeignSource(self, work)
             self._source = foreign
-            work._home.call(work._attach_outside, foreign)
+            work._home.call_soon(work._attach_outside, foreign)
 
     def _settled(self, work: AsyncWork[Any]) -> None:
+        work._claims += 1
+        self._queued = True
         self._home.advance(self)
 
     def _advance(self) -> None:
         """The work that is followed is over."""
         source, self._source = self._source, None
-        if self._state:
-            if isinstance(source, ForeignSource):
-                source.drop()
-            return
+        self._queued = False
         if isinstance(source, ForeignSource):
-            self._take_over_foreign(source)
+            self._take_over(source.work, source.drop)
         elif isinstance(source, AsyncWork):
-            self._take_over(source)
+            self._take_over(source, source._unclaim)
 
-    def _take_over(self, work: AsyncWork[Any]) -> None:
+    def _take_over(self, work: AsyncWork[Any], give_back: Callable[[Any], object]) -> None:
         if work._state == DONE:
-            # The value is only passing through, so the right to give it back passes through too.
-            self._give_back, work._give_back = work._give_back, None
+            # The value is only passing through. Our claim on it stays, so whoever cancels us before taking it returns it to there.
+            if work._give_back is not None and self._give_back is None:
+                self._give_back = give_back
             self._follow(work._value)
         elif work._state == FAILED:
-            self._share(work._value)
+            self._settle(FAILED, work._value)
         else:
             self._settle(CANCELLED, None)
-
-    def _take_over_foreign(self, foreign: ForeignSource) -> None:
-        work = foreign.work
-        try:
-            value = work._outcome()
-        except BaseException as error:  # passed on unchanged
-            self._fail(error)
-        else:
-            self._follow(value)
-
-    def _share(self, failure: Failure) -> None:
-        self._abort = None
-        self._settle(FAILED, failure)
-
-    def _future_done(self, future: asyncio.Future[Any]) -> None:
-        self._future_over(future)
-
-    def _outside_future_done(self, future: Any) -> None:
-        """Called in any thread."""
-        try:
-            self._home.call_soon(self._future_over, future)
-        except ClosedError:  # nobody is left to tell
-            pass
 
     def _future_over(self, future: asyncio.Future[Any] | concurrent.futures.Future[Any]) -> None:
         if future.cancelled():
             if not self._state:
                 self._source = None
                 self._settle(CANCELLED, None)
-            return
-        error = future.exception()
-        if self._state:
-            if error is not None:
-                self._log_late(error)
-            return
-        self._source = None
-        if error is not None:
-            self._fail(error)
+        elif (error := future.exception()) is not None:
+            self._call_failed(error)
         else:
+            self._source = None
             self._follow(future.result())
 
-    def _log_late(self, error: BaseException) -> None:
-        _log.error("%s, begun at %s, failed after it was given up", self._operation, self.site, exc_info=error)
+    def _outside_future_over(self, future: asyncio.Future[Any] | concurrent.futures.Future[Any]) -> None:
+        """Called in any thread."""
+        try:
+            self._home.call_soon(self._future_over, future)
+        except ClosedError:  # nobody is left to tell
+            pass
+
+    def _call_failed(self, error: BaseException) -> None:
+        self._source = None
+        if not self._fail(error) and not isinstance(error, ClosedError):
+            _log.error("%s, begun at %s, failed after it was given up", self._operation, self.site, exc_info=error)
 
     # -- calls in threads -------------------------------------------------------------------------------------
 
     def _call_in_thread(self, call: Callable[[], Any]) -> None:
+        self._start_timer()
         try:
             self._source = self._home.pool.submit(call, self._thread_report)
         except ClosedError as error:
@@ -203,14 +203,10 @@ class FollowingWork(AsyncWork[R], Entry):
             pass
 
     def _thread_over(self, value: Any, error: BaseException | None) -> None:
-        if self._state:
-            if error is not None and not isinstance(error, ClosedError):
-                self._log_late(error)
-            return
-        self._source = None
         if error is not None:
-            self._fail(error)
-        else:
+            self._call_failed(error)
+        elif not self._state:
+            self._source = None
             self._follow(value)
 
     # -- giving up --------------------------------------------------------------------------------------------
@@ -218,36 +214,36 @@ class FollowingWork(AsyncWork[R], Entry):
     def _abandon(self, state: int, value: Any) -> None:
         """Cancel backwards as far as nobody else depends on it, then end this one.
 
-        The steps on the way have one dependant each, the next of them, so they are ended one by one here, whatever the length of the chain.
+        Each work on the way has one dependant, the next on the way, so they are ended one by one here, whatever the length of the chain.
         """
-        path: list[FollowingWork[Any]] = [self]
-        root: AsyncWork[Any] | None = None
-        while True:
-            source = path[-1]._source
-            if not isinstance(source, AsyncWork) or source._state or source._dependants() > 1:
+        path: list[FollowingWork[Any]] = []
+        root: AsyncWork[Any] = self
+        while isinstance(root, FollowingWork):
+            path.append(root)
+            source = root._source
+            if not isinstance(source, AsyncWork) or source._state:
+                root._release_source()
                 break
-            source._detach(path[-1])
-            if isinstance(source, FollowingWork):
-                path.append(source)
-            else:
-                root = source
+            source._detach(root)
+            root._source = None
+            if source._dependants():
                 break
-        if root is not None:
-            root._abandon(CANCELLED, None)
+            root = source
         else:
-            path[-1]._release_source()
+            root._abandon(CANCELLED, None)
         for work in reversed(path):
-            work._source = None
-            if work is not self and not work._state:
-                AsyncWork._abandon(work, CANCELLED, None)
-        if not self._state:
-            AsyncWork._abandon(self, state, value)
+            if not work._state:
+                if work is self:
+                    AsyncWork._abandon(work, state, value)
+                else:
+                    AsyncWork._abandon(work, CANCELLED, None)
 
     def _release_source(self) -> None:
-        """Let go of a source that others need too, or that is not a work."""
-        source = self._source
+        """Let go of a source that is over, or that is not a work of this home."""
+        source, self._source = self._source, None
         if isinstance(source, AsyncWork):
-            source._detach(self)
+            if self._queued:
+                source._unclaim()
         elif isinstance(source, ForeignSource):
             source.drop()
         elif isinstance(source, Job):
@@ -261,12 +257,21 @@ class FollowingWork(AsyncWork[R], Entry):
             elif not loop.is_closed():
                 loop.call_soon_threadsafe(source.cancel)
 
+    def _waits_on(self) -> Iterable[AsyncWork[Any]]:
+        """The works that it waits for at the moment."""
+        source = self._source
+        return (source,) if isinstance(source, AsyncWork) else ()
 
-def depends_on(work: AsyncWork[Any], target: AsyncWork[Any]) -> bool:
-    """Whether ``work`` waits, directly or through others of its home, for ``target``."""
-    while work is not target:
-        source = work._source if isinstance(work, FollowingWork) else None
-        if not isinstance(source, AsyncWork):
-            return False
-        work = source
-    return True
+
+def waits_for(work: AsyncWork[Any], target: AsyncWork[Any]) -> bool:
+    """Whether ``work`` is ``target`` or waits, directly or through others, for it."""
+    seen: set[int] = set()
+    todo = [work]
+    while todo:
+        work = todo.pop()
+        if work is target:
+            return True
+        if id(work) not in seen and (below := getattr(work, "_waits_on", None)) is not None:
+            seen.add(id(work))
+            todo.extend(below())
+    return False

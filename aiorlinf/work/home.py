@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aiorlinf.work.poller import CompletionPoller
     from aiorlinf.work.steps import AsyncFuncWork
 
-__all__ = ["LoopHome"]
+__all__ = ["Advancing", "LoopHome"]
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -35,7 +35,8 @@ CALLS_PER_TURN = 1024
 class Advancing(Protocol):
     """Something the trampoline can push one step forward."""
 
-    def _advance(self) -> None: ...
+    def _advance(self) -> None:
+        """One step."""
 
 
 class LoopHome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from types import CodeType, FrameType
 
-__all__ = ["INSIDE", "describe_site", "is_inside"]
+__all__ = ["INSIDE", "describe_site", "is_inside", "outermost"]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextvars
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiorlinf.work.base import CANCELLED, DONE, FAILED, AsyncWork
+from aiorlinf.work.deadline import current_deadline
 from aiorlinf.work.following import FollowingWork
 
 if TYPE_CHECKING:
@@ -21,10 +21,13 @@ R = TypeVar("R")
 class AsyncFuncWork(FollowingWork[R]):
     """A function that runs when the work before it is done, and whatever it returns, followed to its end.
 
-    Cancelling it before the function has run cancels backwards; afterwards it cancels what the function returned.
+    Cancelling it before the function has run cancels backwards; afterwards it cancels what the function returned. A coroutine is asked to
+    end and may take its time over it; the work is cancelled at once, and an error of the coroutine after that is logged.
     """
 
     __slots__ = ("_args", "_func", "_kwargs", "_threaded")
+
+    _func: Callable[..., Any] | None  # None once it was called
 
     def __init__(
         self,
@@ -40,20 +43,27 @@ class AsyncFuncWork(FollowingWork[R]):
         give_back: Callable[[R], object] | None = None,
         detail: Any = None,
     ) -> None:
-        if operation is None:
-            operation = getattr(func, "__name__", None) or type(func).__name__
-        super().__init__(home, operation, abort=abort, give_back=give_back, detail=detail)
-        self._func: Callable[..., Any] | None = func  # None once it was called
+        if not callable(func):
+            raise TypeError(f"a then-step needs something to call, not {func!r}")
+        super().__init__(
+            home,
+            _name_of(func) if operation is None else operation,
+            abort=abort,
+            give_back=give_back,
+            detail=detail,
+        )
+        self._func = func
         self._args = args
         self._kwargs = kwargs
-        self._source = source
         self._threaded = threaded
-        self._context = contextvars.copy_context()
+        self._source = source
+        if source is not None:
+            self._deadline = source._deadline
 
     def _start_alone(self) -> None:
         """Run the function with no work before it."""
         func, args, kwargs = self._take_call()
-        if not self._state:
+        if func is not None and not self._state:
             self._run(func, args, kwargs)
 
     def _advance(self) -> None:
@@ -62,28 +72,30 @@ class AsyncFuncWork(FollowingWork[R]):
             return
         source, self._source = self._source, None
         func, args, kwargs = self._take_call()
-        if self._state or not isinstance(source, AsyncWork):
+        if func is None or not isinstance(source, AsyncWork):
             return
+        source._claims -= 1
+        self._queued = False
         if source._state == DONE:
             source._give_back = None
-            value = source._value
+            args = (source._value, *args)
             del source
-            self._run(func, (value, *args), kwargs)
+            self._run(func, args, kwargs)
         elif source._state == FAILED:
-            self._share(source._value)
+            self._settle(FAILED, source._value)
         else:
             self._settle(CANCELLED, None)
 
-    def _take_call(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-        """The call, whose function and arguments are not kept alive longer than needed."""
+    def _take_call(self) -> tuple[Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]:
+        """The call; neither the function nor its arguments are kept alive longer than needed."""
         func, args, kwargs = self._func, self._args, self._kwargs
-        assert func is not None
         self._func, self._args, self._kwargs = None, (), {}
         return func, args, kwargs
 
     def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         context = self._context
-        assert context is not None
+        if self._deadline.bounded:
+            context.run(current_deadline.set, self._deadline)
         if self._threaded:
             self._call_in_thread(partial(context.run, func, *args, **kwargs))
             return
@@ -97,9 +109,21 @@ class AsyncFuncWork(FollowingWork[R]):
         else:
             self._follow(value)
 
+    def _abandon(self, state: int, value: Any) -> None:
+        super()._abandon(state, value)
+        self._take_call()
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    """What to call a function in a chain."""
+    while isinstance(func, partial):
+        func = func.func
+    return getattr(func, "__name__", None) or type(func).__name__
+
 
 def _without_our_frame(error: BaseException) -> BaseException:
-    """The frame of ``_run`` refers to the work, and the work will refer to the error: leave it out, or only the garbage collector could free them."""
+    """Leave the frame of ``_run`` out of the traceback: it holds the work, the work will hold the error, and only the garbage collector
+    could free that circle."""
     trace = error.__traceback__
     return error.with_traceback(trace.tb_next if trace is not None else None)
 

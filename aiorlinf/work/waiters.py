@@ -1,8 +1,8 @@
 """What a pending work holds on behalf of those that wait for it.
 
-An entry is either an ``asyncio.Future`` of the home loop (a task that awaits there) or one of these. The work calls ``_settled(work)`` on
-each, once, on the home thread, after it has become terminal. ``counts`` says whether the entry is a dependant: a work with another dependant is not
-cancelled because one branch is.
+An entry is either an ``asyncio.Future`` of the home loop (a task that awaits there) or one of these. When the work is over it calls
+``_settled(work)`` on each, once, on the home thread. ``counts`` says whether the entry is a dependant: a work that has other dependants
+is not cancelled because one branch is.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import Context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from _thread import LockType
@@ -24,10 +24,10 @@ class Entry:
     """Base of the entries that are not futures."""
 
     __slots__ = ()
-    counts: bool = True
+    counts: ClassVar[bool] = True
 
     def _settled(self, work: AsyncWork[Any]) -> None:
-        raise NotImplementedError
+        """The work is over."""
 
 
 def wake(future: asyncio.Future[bool]) -> None:
@@ -42,12 +42,13 @@ class Callback(Entry):
     __slots__ = ("context", "fn", "loop")
     counts = False
 
-    def __init__(self, fn: Callable[[Any], object], context: Context | None, loop: asyncio.AbstractEventLoop | None) -> None:
+    def __init__(self, fn: Callable[[Any], object], context: Context, loop: asyncio.AbstractEventLoop | None) -> None:
         self.fn = fn
         self.context = context
         self.loop = loop
 
     def _settled(self, work: AsyncWork[Any]) -> None:
+        work._mark_seen()
         if self.loop is not None:
             try:
                 self.loop.call_soon_threadsafe(self.fn, work, context=self.context)
@@ -59,7 +60,7 @@ class Callback(Entry):
 
 
 class OutsideWaiter(Entry):
-    """Somebody on another thread or loop. ``live`` is true from being attached until it took the value or left."""
+    """A dependant that has a claim on the value, from being attached until it leaves. ``live`` is true in between."""
 
     __slots__ = ("live",)
 
@@ -81,7 +82,7 @@ class LoopWaiter(OutsideWaiter):
         try:
             self.loop.call_soon_threadsafe(wake, self.future)
         except RuntimeError:  # that loop is closed, and its task with it
-            work._leave(self, True)
+            work._leave_soon(self, True)
 
 
 class ThreadWaiter(OutsideWaiter):
