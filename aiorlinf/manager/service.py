@@ -56,7 +56,7 @@ class ManagerService:
         self.refused = 0  # connections that did not get through the handshake
         self._token = token
         self._directory = Directory(job=self.job, config=config_to_dict(config), expected=expected)
-        self._hello = Hello(role="manager", job=self.job)
+        self._hello = Hello(role="manager", job=self.job, capabilities={"config": config_to_dict(config)})
         self._server: asyncio.Server | None = None
         self._closed = False
         self._numbers = itertools.count(1)

@@ -1,0 +1,115 @@
+"""The `gloo` backend: one standalone process group per direction of a link.
+
+A transfer is a broadcast of bytes in a group of two, because point-to-point Gloo works have no future and cannot be polled. The group is
+made of public classes with a store of its own; the default group is never touched. Bytes only: Gloo refuses several dtypes in
+collectives, and reads strided tensors wrongly.
+
+Gloo's own sockets are not authenticated: whoever can reach the port while a pair is being made can disturb it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed import BroadcastOptions, ProcessGroupGloo, Store
+
+__all__ = ["GlooPair", "gloo_available"]
+
+_FOREVER = datetime.timedelta(days=365)
+
+
+def gloo_available() -> str | None:
+    """None if this torch has Gloo, else why it cannot be used."""
+    if not torch.distributed.is_available():
+        return "this torch was built without torch.distributed"
+    if not torch.distributed.is_gloo_available():
+        return "this torch was built without Gloo"
+    return None
+
+
+class GlooPair:
+    """One direction between two workers. Member 0 sends, member 1 receives.
+
+    Making it blocks until both sides are connected, so it is done in a private thread.
+
+    Args:
+        store: where the two sides find each other.
+        rank: 0 for the sender, 1 for the receiver.
+        host: own address to listen on.
+        timeout: seconds for the connection to be made.
+
+    Raises:
+        RuntimeError: Gloo's own error, or the store's.
+    """
+
+    def __init__(self, store: Store, rank: int, host: str, timeout: float) -> None:
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = datetime.timedelta(seconds=timeout)
+        options._devices = [ProcessGroupGloo.create_device(hostname=host, lazy_init=False)]
+        options._threads = 1
+        self._store = store
+        self._group: ProcessGroupGloo | None = ProcessGroupGloo(store, rank, 2, options)
+        self._options = BroadcastOptions()
+        self._options.rootRank = 0
+        self._options.rootTensor = 0
+        # Liveness is the link's business: a transfer waits as long as the peer lives.
+        self._options.timeout = _FOREVER
+
+    def transfer(self, leaves: list[torch.Tensor], then: Callable[[BaseException | None], None]) -> None:
+        """Send or receive these contiguous one-dimensional uint8 tensors, in order; `then` is called once, on a thread of Gloo."""
+        group = self._group
+        if group is None:
+            then(RuntimeError("the pair is closed"))
+            return
+        left = len(leaves)
+        lock = threading.Lock()
+        first: list[BaseException] = []
+
+        def done(future: Any) -> None:
+            nonlocal left
+            error: BaseException | None = None
+            try:
+                future.value()
+            except BaseException as caught:  # whatever Gloo reports is handed on
+                error = caught
+            with lock:
+                left -= 1
+                if error is not None:
+                    first.append(error)
+                last = left == 0
+            if last:
+                leaves.clear()
+                then(first[0] if first else None)
+
+        if not left:
+            then(None)
+            return
+        for leaf in list(leaves):
+            try:
+                group.broadcast([leaf], self._options).get_future().add_done_callback(done)
+            except RuntimeError as error:
+                failed: torch.futures.Future[Any] = torch.futures.Future()
+                failed.set_exception(error)
+                done(failed)
+
+    def retire(self) -> None:
+        """Drop the group without waiting: its destructor joins threads that may be in a transfer which ends only with the peer."""
+        group, self._group = self._group, None
+        if group is None:
+            return
+        thread = threading.Thread(target=_destroy, args=([group], self._store), name="aiorlinf-retire", daemon=True)
+        del group
+        thread.start()
+
+
+def _destroy(holder: list[ProcessGroupGloo], store: Store) -> None:
+    group = holder.pop()
+    try:
+        group.abort()
+    except RuntimeError:  # not every torch can abort Gloo; the destructor does the rest
+        pass
+    del group

@@ -1,0 +1,238 @@
+"""Point-to-point operations of one worker: argument checks in the caller's thread, everything else on the home thread."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from aiorlinf.address import WorkerAddress
+from aiorlinf.config import CollectiveConfig
+from aiorlinf.errors import AiorlinfError, ClosedError, DeadlineExceeded, ForkedHandle, UnsupportedObject, UsageError
+from aiorlinf.link.link import LinkState
+from aiorlinf.link.mailbox import Receive
+from aiorlinf.link.outgoing import Outgoing
+from aiorlinf.wire.flat import Flat, Kind
+from aiorlinf.wire.frames import MAX_TAG, Flag, stream_key
+from aiorlinf.wire.inline import encode_inline
+from aiorlinf.wire.leaves import Device
+from aiorlinf.wire.manifest import encode_manifest
+from aiorlinf.wire.tensor_header import sendable_leaf
+from aiorlinf.work.base import AsyncWork
+from aiorlinf.work.deadline import NO_DEADLINE, current_deadline, effective_deadline, expire
+
+if TYPE_CHECKING:
+    from aiorlinf.link.table import LinkTable
+    from aiorlinf.work.home import LoopHome
+
+__all__ = ["Exchange"]
+
+
+class Exchange:
+    """See the module. All methods may be called from any thread.
+
+    Attributes:
+        config: the job's settings; the defaults until the worker is registered.
+    """
+
+    def __init__(self, home: LoopHome, table: LinkTable, config: CollectiveConfig) -> None:
+        self.home = home
+        self.table = table
+        self.config = config
+        self.local = table.address
+        self._pid = os.getpid()
+        self._closed = False
+
+    def close(self) -> None:
+        """Refuse new operations."""
+        self._closed = True
+
+    def check(self, tag: int) -> None:
+        """Raise what every operation raises at its call."""
+        if self._pid != os.getpid():
+            raise ForkedHandle(f"{self.local} was made before a fork", hint="call aiorlinf.init() in the child")
+        if self._closed:
+            raise ClosedError("the worker was closed", local=self.local)
+        if type(tag) is not int or not 0 <= tag <= MAX_TAG:
+            raise UsageError(f"tag {tag!r} is not a whole number from 0 to {MAX_TAG}")
+
+    # ---- sending
+
+    def send(self, peer: WorkerAddress, context: int, obj: Any, tag: int, timeout: float | None) -> AsyncWork[None]:
+        """Start to send any object."""
+        self.check(tag)
+        config = self.config
+        message = encode_inline(obj, config.inline_max_bytes, allow_pickle=config.allow_pickle)
+        work: AsyncWork[None] = AsyncWork(self.home, "send", abort=self._withdraw)
+        key = stream_key(context, tag)
+        if type(message) is bytes and len(message) <= self._largest_frame():
+            self._check_size(len(message))
+            self._run(work, self._send_small, peer, work, key, message)
+        else:
+            out = self._large(work, key, message)
+            self._run(work, self._send, peer, out)
+        self._limit(work, timeout, peer, tag)
+        return work
+
+    def _largest_frame(self) -> int:
+        return self.config.inline_max_bytes + (1 << 16)
+
+    def _check_size(self, size: int) -> None:
+        if size > self.config.max_message_bytes:
+            raise UsageError(
+                f"a message of {size} bytes is over the limit",
+                hint=f"cluster.collective.max_message_bytes is {self.config.max_message_bytes}",
+            )
+
+    def _large(self, work: AsyncWork[None], key: int, message: bytes | Flat) -> Outgoing:
+        if isinstance(message, bytes):  # a small payload with a long description
+            self._check_size(len(message))
+            return Outgoing(work, key, body=message, total=len(message))
+        for index, leaf in enumerate(message.leaves):
+            if leaf.spec.device is not Device.CPU:
+                raise UnsupportedObject(f"tensor {index} of the object is on {leaf.spec.device.name.lower()}", hint="send tensor.cpu()")
+        total = message.payload_bytes
+        self._check_size(total)
+        manifest = encode_manifest(message)
+        if len(manifest) > self.config.max_manifest_bytes:
+            raise UsageError(
+                f"the object without its tensors and arrays takes {len(manifest)} bytes",
+                hint=f"cluster.collective.max_manifest_bytes is {self.config.max_manifest_bytes}; put bulk data into tensors, arrays or bytes",
+            )
+        return Outgoing(work, key, flat=message, manifest=manifest, total=total)
+
+    def send_tensor(self, peer: WorkerAddress, context: int, tensor: torch.Tensor, tag: int, timeout: float | None) -> AsyncWork[None]:
+        """Start to send one tensor to a `recv_tensor`."""
+        self.check(tag)
+        leaf = sendable_leaf(tensor)
+        if leaf.spec.device is not Device.CPU:
+            raise UnsupportedObject(f"the tensor is on {leaf.spec.device.name.lower()}", hint="send tensor.cpu()")
+        self._check_size(leaf.nbytes)
+        work: AsyncWork[None] = AsyncWork(self.home, "send_tensor", abort=self._withdraw)
+        key = stream_key(context, tag)
+        head = leaf.spec.entry
+        if leaf.nbytes <= self.config.inline_max_bytes:
+            body = head + (leaf.raw or b"")
+            out = Outgoing(work, key, flags=Flag.TENSOR, body=body, head=len(head), total=leaf.nbytes)
+        else:
+            flat = Flat(Kind.TENSOR, [], [leaf])
+            out = Outgoing(work, key, flags=Flag.TENSOR, flat=flat, manifest=head, total=leaf.nbytes)
+        self._run(work, self._send, peer, out)
+        self._limit(work, timeout, peer, tag)
+        return work
+
+    def _send_small(self, peer: WorkerAddress, work: AsyncWork[None], key: int, body: bytes) -> None:
+        self.table.obtain(peer).sender.send_small(work, key, body)
+
+    def _send(self, peer: WorkerAddress, out: Outgoing) -> None:
+        link = self.table.obtain(peer)
+        link.sender.send(out)
+        if out.flags & Flag.TENSOR:
+            link.receiver.relieve_lockout()
+
+    def _withdraw(self, work: AsyncWork[Any]) -> None:
+        out = work._detail
+        if isinstance(out, Outgoing) and out.sender is not None:
+            out.sender.withdraw(out)
+
+    # ---- receiving
+
+    def recv(self, peer: WorkerAddress, context: int, tag: int, timeout: float | None) -> AsyncWork[Any]:
+        """Ask for the next object of a stream."""
+        self.check(tag)
+        return self._receive("recv", peer, Receive(stream_key(context, tag)), timeout)
+
+    def recv_tensor(self, peer: WorkerAddress, context: int, out: torch.Tensor, tag: int, timeout: float | None) -> AsyncWork[torch.Tensor]:
+        """Ask for the next tensor of a stream, into `out`."""
+        self.check(tag)
+        leaf = sendable_leaf(out, name="out")
+        if leaf.spec.device is not Device.CPU:
+            raise UnsupportedObject(f"out is on {leaf.spec.device.name.lower()}", hint="receive into a CPU tensor")
+        if leaf.memory is not out:
+            raise UnsupportedObject("out is a lazy conjugate or negative view", hint="receive into a plain tensor")
+        return self._receive("recv_tensor", peer, Receive(stream_key(context, tag), out), timeout)
+
+    def _receive(self, operation: str, peer: WorkerAddress, receive: Receive, timeout: float | None) -> AsyncWork[Any]:
+        work: AsyncWork[Any] = AsyncWork(self.home, operation, abort=cancel_receive, give_back=receive.give_back, detail=receive)
+        receive.work = work
+        self._run(work, self._post, peer, receive)
+        self._limit(work, timeout, peer, receive.key & MAX_TAG)
+        return work
+
+    def _post(self, peer: WorkerAddress, receive: Receive) -> None:
+        if receive.cancelled:
+            return
+        link = self.table.unread(peer, receive.key)
+        if link is None:
+            link = self.table.obtain(peer)
+        link.receiver.post(receive)
+
+    # ---- both
+
+    def _run(self, work: AsyncWork[Any], fn: Callable[..., None], *args: Any) -> None:
+        """Go on on the home thread: there errors are raised at the call, from elsewhere they end the work."""
+        if self.home.on_home():
+            fn(*args)
+        else:
+            self.home.call(_guarded, work, fn, args)
+
+    def _limit(self, work: AsyncWork[Any], timeout: float | None, peer: WorkerAddress, tag: int) -> None:
+        if timeout is None and current_deadline.get() is NO_DEADLINE:
+            return
+        expire(work, effective_deadline(timeout), lambda elapsed: self._too_late(work, peer, tag, elapsed))
+
+    def _too_late(self, work: AsyncWork[Any], peer: WorkerAddress, tag: int, elapsed: float) -> DeadlineExceeded:
+        """Say which step used the time, and what the peer did meanwhile."""
+        link = self.table.peek(peer)
+        detail = work._detail
+        done: int | None = None
+        expected: int | None = None
+        if link is None or link.state is LinkState.CONNECTING:
+            step = "connect"
+            text = f"no connection to {peer} within {elapsed:.3g} s"
+        elif isinstance(detail, Outgoing):
+            step = "transfer" if detail.position else "match"
+            done, expected = detail.position, detail.total
+            what = "is alive but has posted no matching receive" if step == "match" else "is alive"
+            text = f"{peer} {what}; not over within {elapsed:.3g} s"
+        else:
+            message = detail.message if isinstance(detail, Receive) else None
+            step = "match" if message is None else "transfer"
+            text = (
+                f"{peer} is alive but has sent nothing that matches within {elapsed:.3g} s"
+                if message is None
+                else f"not over within {elapsed:.3g} s"
+            )
+            if message is not None and message.content is not None:
+                expected = message.content.total
+                done = message.content.sink.done if message.content.sink is not None else 0
+        return DeadlineExceeded(
+            text,
+            step=step,
+            operation=work.operation,
+            tag=tag,
+            local=self.local,
+            remote=peer,
+            address=None if link is None else link.address,
+            bytes_done=done,
+            bytes_expected=expected,
+            elapsed=elapsed,
+        )
+
+
+def cancel_receive(work: AsyncWork[Any]) -> None:
+    """The abort of every receive."""
+    receive = work._detail
+    assert isinstance(receive, Receive)
+    receive.cancelled = True
+    if receive.receiver is not None:
+        receive.receiver.cancel(receive)
+
+
+def _guarded(work: AsyncWork[Any], fn: Callable[..., None], args: tuple[Any, ...]) -> None:
+    try:
+        fn(*args)
+    except AiorlinfError as error:
+        work._fail(error)

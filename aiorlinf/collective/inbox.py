@@ -1,0 +1,161 @@
+"""Inbox: messages from anyone."""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from aiorlinf.address import WorkerAddress
+from aiorlinf.collective.exchange import cancel_receive
+from aiorlinf.errors import AiorlinfError, ClosedError, PeerError, UsageError
+from aiorlinf.link.mailbox import Incoming, Mailbox, Receive
+from aiorlinf.wire.frames import stream_key
+from aiorlinf.work.base import AsyncWork
+
+if TYPE_CHECKING:
+    from aiorlinf.collective.exchange import Exchange
+
+__all__ = ["Inbox"]
+
+log = logging.getLogger("aiorlinf.collective")
+
+
+class Inbox:
+    """What `comm.inbox()` returns: an async iterator over (sender, object), in order of arrival.
+
+    It gets what others send with `comm.send(obj, us)` or over the unnamed group of two, and that no `recv` of ours asks for. One inbox
+    per tag at a time; leave it with `async with`, `aclose()`, or by closing the worker. Messages it does not take stay for a later `recv`.
+    """
+
+    def __init__(self, exchange: Exchange, tag: int) -> None:
+        self._exchange = exchange
+        self._key = stream_key(0, tag)
+        self._waiting: deque[Receive] = deque()
+        self._known: list[tuple[int, Incoming, Mailbox]] = []
+        self._open = False
+        self._closed = False
+
+    # ---- use, any thread
+
+    def recv(self, timeout: float | None = None) -> AsyncWork[tuple[WorkerAddress, Any]]:
+        """The next (sender, object).
+
+        Raises:
+            DeadlineExceeded: nothing came within `timeout` seconds.
+            ClosedError: the inbox or the worker was closed.
+            UsageError: another inbox with this tag is open.
+
+        Cancelling takes nothing: the message goes to the next call.
+        """
+        exchange = self._exchange
+        exchange.check(0)
+        receive = Receive(self._key, with_sender=True)
+        work: AsyncWork[tuple[WorkerAddress, Any]] = AsyncWork(
+            exchange.home, "inbox", abort=self._cancel, give_back=receive.give_back, detail=receive
+        )
+        receive.work = work
+        exchange._run(work, self._post, receive)
+        exchange._limit(work, timeout, exchange.local, self._key & 0xFFFFFFFF)
+        return work
+
+    def __aiter__(self) -> Inbox:
+        return self
+
+    async def __anext__(self) -> tuple[WorkerAddress, Any]:
+        """Cancelling takes nothing. Ends when the inbox or the worker is closed."""
+        while True:
+            try:
+                return await self.recv()
+            except ClosedError:
+                raise StopAsyncIteration from None
+            except PeerError as error:
+                # Its sender died in the middle of a message; the others go on.
+                log.warning("a message was lost on its way into the inbox: %s", error)
+
+    async def __aenter__(self) -> Inbox:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop taking messages; waiting calls end. Cancelling does nothing: it returns at once."""
+        self.close()
+
+    def close(self) -> None:
+        """As `aclose`, from synchronous code."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self._exchange.home.call(self.end, ClosedError("the inbox was closed"))
+            except AiorlinfError:  # the loop is gone, and everything with it
+                pass
+
+    # ---- home thread
+
+    def _post(self, receive: Receive) -> None:
+        if receive.cancelled:
+            return
+        if self._closed:
+            raise ClosedError("the inbox was closed")
+        self._register()
+        while self._known:
+            _, message, mailbox = self._known.pop(0)
+            if message.queued:
+                mailbox.remove(message)
+                receive.receiver = mailbox.owner.receiver
+                receive.receiver.match(receive, message)
+                return
+        self._waiting.append(receive)
+
+    def _register(self) -> None:
+        if self._open:
+            return
+        table = self._exchange.table
+        if table.wildcards.setdefault(self._key, self) is not self:
+            raise UsageError("another inbox with this tag is open", hint="iterate over one inbox per tag, or close the other")
+        self._open = True
+        table.inboxes.add(self)
+        for link in table.all_links():
+            for message in link.mailbox.queued(self._key):
+                self._remember(link.mailbox, message)
+
+    def _remember(self, mailbox: Mailbox, message: Incoming) -> None:
+        bisect.insort(self._known, (message.order, message, mailbox), key=lambda entry: entry[0])
+
+    def offer(self, mailbox: Mailbox, message: Incoming) -> bool:
+        """See `link.mailbox.Wildcard`."""
+        while self._waiting:
+            receive = self._waiting.popleft()
+            if not receive.cancelled:
+                receive.receiver = mailbox.owner.receiver
+                receive.receiver.match(receive, message)
+                return True
+        if len(self._known) > 64 and not self._known[0][1].queued:
+            self._known = [entry for entry in self._known if entry[1].queued]
+        self._remember(mailbox, message)
+        return False
+
+    def _cancel(self, work: AsyncWork[Any]) -> None:
+        receive = work._detail
+        if receive.receiver is None:
+            receive.cancelled = True
+            while self._waiting and self._waiting[-1].cancelled:
+                self._waiting.pop()
+        else:
+            cancel_receive(work)
+
+    def end(self, error: AiorlinfError) -> None:
+        """Nothing more is taken; waiting calls fail."""
+        self._closed = True
+        table = self._exchange.table
+        if table.wildcards.get(self._key) is self:
+            del table.wildcards[self._key]
+        table.inboxes.discard(self)
+        self._known.clear()
+        waiting, self._waiting = self._waiting, deque()
+        for receive in waiting:
+            if not receive.cancelled:
+                receive.work._fail(type(error)(error.message, operation="inbox", local=self._exchange.local))

@@ -1,0 +1,360 @@
+"""Bytes in and out of one socket: frames, chunks straight into their final memory, coalesced writes.
+
+The connection knows frames but not what they mean; the link does. Until `adopt` is called it belongs to a handshake,
+which gets the raw bytes.
+
+Reading: one staging area for frames. The body of a CHUNK is read by the kernel directly into the payload's memory; only
+what came along with the chunk's header is copied. While chunks flow, header reads are kept short so that little is copied.
+
+Writing: small frames queued in one turn of the loop leave in one write. Chunks are written when the socket has room.
+The transport's low-water mark is zero, so "not paused and its buffer empty" means that the kernel has every byte; the
+link's check for writes during a send relies on it (`drained`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from aiorlinf.errors import WireError
+from aiorlinf.link.sink import DiscardSink, Sink
+from aiorlinf.wire.frames import HEADER, FrameType
+
+__all__ = ["Connection", "FrameHandler", "FrameWriter"]
+
+_STAGING_BYTES = 256 * 1024
+_BULK_READ_BYTES = 4096
+_FLUSH_BYTES = 256 * 1024
+_HIGH_WATER_BYTES = 32 * 1024
+_SMALL_PIECE_BYTES = 32 * 1024
+
+
+class FrameHandler(Protocol):
+    """The link, as its connection sees it."""
+
+    def on_frame(self, kind: int, flags: int, key: int, body: memoryview) -> None:
+        """A whole frame other than a CHUNK. `body` is only valid during the call."""
+
+    def on_chunk(self, message_id: int) -> Sink | DiscardSink:
+        """A chunk of this message begins; where its bytes go."""
+
+    def on_payload(self, message_id: int) -> None:
+        """Bytes of this message have arrived."""
+
+    def on_writable(self) -> None:
+        """The socket has room again, or a flush just left."""
+
+    def before_flush(self) -> None:
+        """A write is about to leave; small reports may ride along."""
+
+    def on_lost(self, error: BaseException | None) -> None:
+        """The connection ended; None for an orderly end of stream. Called once."""
+
+
+class FrameWriter(Protocol):
+    """What a link needs of its connection; met by `Connection` and by the loop-back of a link to oneself."""
+
+    paused: bool
+    max_frame_bytes: int
+
+    def send(self, data: bytes) -> None: ...
+    def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int) -> None: ...
+    def drained(self) -> bool: ...
+    def finish(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Connection(asyncio.BufferedProtocol):
+    """See the module.
+
+    Attributes:
+        paused: the socket has no room.
+        transport: set by the loop.
+        max_frame_bytes: longer frames (other than chunks) end the connection; bounds what a peer can make us allocate.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_raw: Callable[[bytes], None], on_raw_lost: Callable[[BaseException | None], None]
+    ) -> None:
+        self.loop = loop
+        self.transport: asyncio.Transport | None = None
+        self.paused = False
+        self.max_frame_bytes = 1 << 24
+        self._on_raw: Callable[[bytes], None] | None = on_raw
+        self._on_raw_lost: Callable[[BaseException | None], None] | None = on_raw_lost
+        self._handler: FrameHandler | None = None
+        self._staging = memoryview(bytearray(_STAGING_BYTES))
+        self._start = 0
+        self._end = 0
+        self._bulk = False
+        self._sink: Sink | DiscardSink | None = None
+        self._chunk_id = 0
+        self._chunk_left = 0
+        self._large: memoryview | None = None
+        self._large_fill = 0
+        self._large_header: tuple[int, int, int] = (0, 0, 0)
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._flush_scheduled = False
+        self._finishing = False
+        self._lost = False
+        self.connected: asyncio.Future[None] = loop.create_future()
+
+    # ---- lifetime
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self.transport = transport  # type: ignore[assignment]  # uvloop's transports are Transports by duck type
+        self.transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES, low=0)
+        if not self.connected.done():
+            self.connected.set_result(None)
+
+    def adopt(self, handler: FrameHandler, leftover: bytes, max_frame_bytes: int) -> None:
+        """The handshake is over: frames go to `handler` from now on, beginning with `leftover`."""
+        self._on_raw = None
+        self._on_raw_lost = None
+        self._handler = handler
+        self.max_frame_bytes = max_frame_bytes
+        if leftover:
+            # More than fits is impossible: the handshake reads from the same staging area.
+            self._staging[: len(leftover)] = leftover
+            self._start, self._end = 0, len(leftover)
+            self._parse()
+
+    def write_raw(self, data: bytes) -> None:
+        """For the handshake."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(data)
+
+    def finish(self) -> None:
+        """Send what is queued, then end our direction; reading goes on until the peer ends its own."""
+        self._finishing = True
+        self._flush()
+        if not self._out and self.transport is not None and not self.transport.is_closing():
+            self._write_eof()
+
+    def _write_eof(self) -> None:
+        assert self.transport is not None
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def abort(self) -> None:
+        """End now; what is queued is lost."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def eof_received(self) -> bool:
+        return False  # the transport closes itself, and connection_lost follows
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._out.clear()
+        self._out_bytes = 0
+        self._sink = None
+        self._large = None
+        if self._on_raw_lost is not None:
+            lost, self._on_raw_lost, self._on_raw = self._on_raw_lost, None, None
+            lost(exc)
+        elif self._handler is not None:
+            handler, self._handler = self._handler, None
+            handler.on_lost(exc)
+
+    # ---- reading
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._chunk_left:
+            assert self._sink is not None
+            return self._sink.view(self._chunk_left)
+        if self._large is not None:
+            return self._large[self._large_fill :]
+        if self._start == self._end:
+            self._start = self._end = 0
+        if self._bulk:
+            return self._staging[self._end : self._end + _BULK_READ_BYTES]
+        return self._staging[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._chunk_left:
+            sink = self._sink
+            assert sink is not None
+            sink.advance(nbytes)
+            self._chunk_left -= nbytes
+            if not self._chunk_left:
+                self._chunk_done()
+            return
+        if self._large is not None:
+            self._large_fill += nbytes
+            if self._large_fill == len(self._large):
+                body, self._large = self._large, None
+                kind, flags, key = self._large_header
+                self._deliver(kind, flags, key, body)
+            return
+        self._end += nbytes
+        if self._handler is not None:
+            self._parse()
+        elif self._on_raw is not None:
+            data = bytes(self._staging[self._start : self._end])
+            self._start = self._end = 0
+            self._on_raw(data)
+
+    def _chunk_done(self) -> None:
+        self._sink = None
+        handler = self._handler
+        if handler is not None:
+            try:
+                handler.on_payload(self._chunk_id)
+            except Exception as error:  # a fault in the link must end the link, not the loop
+                self._fail(error)
+
+    def _deliver(self, kind: int, flags: int, key: int, body: memoryview) -> bool:
+        handler = self._handler
+        if handler is None:
+            return False
+        try:
+            handler.on_frame(kind, flags, key, body)
+        except Exception as error:  # malformed input, or a fault of ours: after it the position in the stream means nothing
+            self._fail(error)
+            return False
+        return self._handler is not None
+
+    def _fail(self, error: Exception) -> None:
+        handler, self._handler = self._handler, None
+        self._chunk_left = 0
+        self._large = None
+        self._start = self._end = 0
+        self.abort()
+        if handler is not None:
+            handler.on_lost(error)
+
+    def _parse(self) -> None:
+        staging = self._staging
+        unpack = HEADER.unpack_from
+        size = HEADER.size
+        start = self._start
+        end = self._end
+        while end - start >= size:
+            length, kind, flags, _extra, key = unpack(staging, start)
+            if kind == FrameType.CHUNK:
+                self._bulk = True
+                start += size
+                if not length:
+                    continue
+                start = self._begin_chunk(key, length, start, end)
+                if start < 0:
+                    return
+                continue
+            stop = start + size + length
+            if stop > end:
+                if length > self.max_frame_bytes:
+                    self._fail(WireError(f"a frame of type {kind} announces {length} bytes, the limit is {self.max_frame_bytes}"))
+                    return
+                if size + length > _STAGING_BYTES:
+                    start += size
+                    large = memoryview(bytearray(length))
+                    large[: end - start] = staging[start:end]
+                    self._large = large
+                    self._large_fill = end - start
+                    self._large_header = (kind, flags, key)
+                    self._start = self._end = 0
+                    return
+                break
+            self._bulk = False
+            self._start, self._end = stop, end
+            if not self._deliver(kind, flags, key, staging[start + size : stop]):
+                return
+            start = stop
+        remaining = end - start
+        if start and (remaining == 0 or end > _STAGING_BYTES // 2):
+            if remaining:
+                staging[:remaining] = bytes(staging[start:end])
+            start, end = 0, remaining
+        self._start, self._end = start, end
+
+    def _begin_chunk(self, message_id: int, length: int, start: int, end: int) -> int:
+        """Copy what has come of a chunk; the new start, or -1 when the connection failed."""
+        handler = self._handler
+        assert handler is not None
+        try:
+            sink = handler.on_chunk(message_id)
+            self._sink, self._chunk_id = sink, message_id
+            left = length
+            while left and start < end:
+                view = sink.view(left)
+                count = min(len(view), end - start)
+                view[:count] = self._staging[start : start + count]
+                sink.advance(count)
+                start += count
+                left -= count
+        except Exception as error:  # see _deliver
+            self._fail(error)
+            return -1
+        self._chunk_left = left
+        if not left:
+            self._chunk_done()
+            if self._handler is None:
+                return -1
+        return start
+
+    # ---- writing
+
+    def send(self, data: bytes) -> None:
+        """Queue a whole small frame; it leaves with the others of this turn."""
+        self._out.append(data)
+        self._out_bytes += len(data)
+        if self._out_bytes >= _FLUSH_BYTES:
+            self._flush()
+        elif not self._flush_scheduled:
+            self._flush_scheduled = True
+            self.loop.call_soon(self._scheduled_flush)
+
+    def _scheduled_flush(self) -> None:
+        self._flush_scheduled = False
+        self._flush()
+
+    def _flush(self) -> None:
+        transport = self.transport
+        if self.paused or self._lost or transport is None or transport.is_closing() or not self._out:
+            return
+        if self._handler is not None:
+            self._handler.before_flush()
+        out = self._out
+        if not out:
+            return  # a report that rode along filled the buffer and flushed it
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        self._out_bytes = 0
+        transport.write(data)
+
+    def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int) -> None:
+        """Write one chunk now. The pieces must stay alive and unchanged until `drained`."""
+        self._flush()
+        transport = self.transport
+        if self._lost or transport is None or transport.is_closing():
+            return
+        header = HEADER.pack(size, FrameType.CHUNK, 0, 0, message_id)
+        if len(pieces) > 1 and size <= _SMALL_PIECE_BYTES * len(pieces):
+            transport.write(b"".join((header, *pieces)))
+            return
+        transport.write(header)
+        for piece in pieces:
+            transport.write(piece)
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        self._flush()
+        if self._finishing and not self._out and not self.paused and self.transport is not None and not self.transport.is_closing():
+            self._write_eof()
+        if self._handler is not None:
+            self._handler.on_writable()
+
+    def drained(self) -> bool:
+        """True when the kernel has every byte that was written."""
+        return not self.paused and not self._out and (self.transport is None or self.transport.get_write_buffer_size() == 0)
+
+    def extra_info(self, name: str) -> Any:
+        """As the transport's `get_extra_info`."""
+        return None if self.transport is None else self.transport.get_extra_info(name)

@@ -1,0 +1,170 @@
+"""Handshakes around connections, on both sides. Thin I/O: the machine that decides is `wire.handshake`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from aiorlinf.errors import LinkError, RendezvousError
+from aiorlinf.link.connection import Connection
+from aiorlinf.wire.handshake import ClientHandshake, Done, Fail, Hello, Instruction, Refusal, ServerHandshake, Write
+
+__all__ = ["Refused", "ServerSide", "dial"]
+
+_KEEPALIVE_IDLE_SECONDS = 20
+_KEEPALIVE_INTERVAL_SECONDS = 5
+_KEEPALIVE_COUNT = 4
+
+
+class Refused(LinkError):
+    """The other side proved itself and gave a reason. `code` is for programs."""
+
+    def __init__(self, error: LinkError, refusal: Refusal) -> None:
+        super().__init__(error.message, remote=error.remote, address=error.address)
+        self.code = refusal.code
+
+
+def tune(connection: Connection) -> None:
+    """No delay for small frames; keep-alive well under a minute, so that middleboxes do not forget an idle link."""
+    sock: socket.socket | None = connection.extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_SECONDS),
+        ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_SECONDS),
+        ("TCP_KEEPCNT", _KEEPALIVE_COUNT),
+    ):
+        option = getattr(socket, name, None)
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+async def dial(
+    loop: asyncio.AbstractEventLoop, host: str, port: int, handshake: ClientHandshake, timeout: float
+) -> tuple[Connection, Hello]:
+    """Connect and prove each other. The connection is not adopted yet; `handshake.leftover` is to be handed to `adopt`.
+
+    Raises:
+        OSError: nobody answers there.
+        TimeoutError: not within `timeout` seconds.
+        Refused: the peer has a reason not to.
+        LinkError: the handshake failed.
+
+    Cancelling closes what was opened.
+    """
+    done: asyncio.Future[Hello] = loop.create_future()
+
+    def raw(data: bytes) -> None:
+        run(handshake.feed(data))
+
+    def lost(error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(ConnectionResetError(str(error)))
+        else:
+            run(handshake.eof())
+
+    def run(instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, Write):
+                connection.write_raw(instruction.data)
+            elif done.done():
+                continue
+            elif isinstance(instruction, Done):
+                done.set_result(instruction.peer)
+            else:
+                refusal = instruction.refusal
+                done.set_exception(instruction.error if refusal is None else Refused(instruction.error, refusal))
+
+    connection = Connection(loop, raw, lost)
+    try:
+        async with asyncio.timeout(timeout):
+            await loop.create_connection(lambda: connection, host, port)
+            tune(connection)
+            run(handshake.start())
+            hello = await done
+        return connection, hello
+    except BaseException:
+        connection.abort()
+        if done.done() and not done.cancelled():
+            done.exception()
+        raise
+
+
+class ServerSide:
+    """One accepted connection until it is proved.
+
+    Args:
+        handshake: the machine.
+        timeout: seconds for the peer to prove itself.
+        proved: called with the connection and the peer's hello, once.
+        failed: called with the reason otherwise, and with the code of our own refusal if it was one; once.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        make_handshake: Callable[[str | None], ServerHandshake],
+        timeout: float,
+        proved: Callable[[ServerSide, Hello], None],
+        failed: Callable[[ServerSide, LinkError, str | None], None],
+    ) -> None:
+        self.connection = Connection(loop, self._raw, self._lost)
+        self.handshake: ServerHandshake | None = None
+        self._make = make_handshake
+        self._proved = proved
+        self._failed = failed
+        self._over = False
+        self._timer = loop.call_later(timeout, self._too_late, timeout)
+
+    def _machine(self) -> ServerHandshake:
+        if self.handshake is None:
+            peer = self.connection.extra_info("peername")
+            self.handshake = self._make(f"{peer[0]}:{peer[1]}" if peer else None)
+            tune(self.connection)
+        return self.handshake
+
+    def _raw(self, data: bytes) -> None:
+        self._run(self._machine().feed(data))
+
+    def _run(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, Write):
+                self.connection.write_raw(instruction.data)
+            elif isinstance(instruction, Done):
+                if not self._over:
+                    self._over = True
+                    self._timer.cancel()
+                    self._proved(self, instruction.peer)
+            elif isinstance(instruction, Fail):
+                self._end(instruction.error, None if instruction.refusal is None else instruction.refusal.code)
+
+    def _lost(self, error: BaseException | None) -> None:
+        if error is None:
+            self._run(self._machine().eof())
+        else:
+            self._end(LinkError(f"the connection broke in the handshake: {error}"))
+
+    def _too_late(self, timeout: float) -> None:
+        self._end(RendezvousError(f"a connection did not prove itself within {timeout:g} s"))
+
+    def _end(self, error: LinkError, code: str | None = None) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._timer.cancel()
+        transport = self.connection.transport
+        if transport is not None:
+            transport.close()  # what was written (a refusal) still leaves
+        self._failed(self, error, code)
+
+    def abort(self) -> None:
+        """Give up."""
+        if not self._over:
+            self._over = True
+            self._timer.cancel()
+            self.connection.abort()

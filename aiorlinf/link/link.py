@@ -1,0 +1,285 @@
+"""The one connection between two workers, seen from one of them.
+
+A link exists from the first use, before it is connected; operations wait in it. It ends once, by `end`: everything pending fails
+with the same cause, complete messages that nobody took yet can still be received.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiorlinf.address import Identity, Incarnation, WorkerAddress
+from aiorlinf.config import CollectiveConfig
+from aiorlinf.errors import AiorlinfError, ClosedError, PeerLeft, PeerLost, WireError
+from aiorlinf.link.connection import FrameWriter
+from aiorlinf.link.incoming import Receiver, ReceiverLimits
+from aiorlinf.link.mailbox import Mailbox, Wildcard
+from aiorlinf.link.outgoing import Sender
+from aiorlinf.link.sink import DiscardSink, Sink
+from aiorlinf.wire.frames import FrameType, frame
+
+if TYPE_CHECKING:
+    from aiorlinf.work.home import LoopHome
+
+__all__ = ["Link", "LinkState", "LinkStats"]
+
+
+class LinkState(enum.Enum):
+    """Only moves down this list."""
+
+    CONNECTING = "connecting"
+    UP = "up"
+    CLOSING = "closing"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStats:
+    """Counters of one link, since it came up.
+
+    Attributes:
+        remote: the peer's address; `incarnation` its life.
+        state: connecting, up, closing or ended.
+        backend: carrier of large payloads to this peer, `reason` why.
+        address: ``host:port`` of the peer, None before the link is up.
+        messages_sent, messages_received: whole messages.
+        bytes_sent, bytes_received: payload bytes.
+        lane_bytes_sent: those of them that went around the stream, through the backend.
+        pending_sends: messages not yet in the peer's hands.
+        unread_messages: messages that arrived and that nobody received yet.
+        mismatches: messages refused because the receiver expected something else.
+    """
+
+    remote: str
+    incarnation: int
+    state: str
+    backend: str
+    reason: str
+    address: str | None
+    messages_sent: int
+    messages_received: int
+    bytes_sent: int
+    bytes_received: int
+    lane_bytes_sent: int
+    pending_sends: int
+    unread_messages: int
+    mismatches: int
+
+
+class PairHandler:
+    """What a link hands PAIR frames to; see `rendezvous.pairs`."""
+
+    def on_pair(self, generation: int, flags: int, body: memoryview) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class Link:
+    """See the module. Everything here runs on the home thread.
+
+    Attributes:
+        state: see `LinkState`; set by `up`, `say_goodbye` and `end` only.
+        remote: the peer's address; `identity` its life, once the link is up.
+        cause: makes the error of everything that was pending when the link ended.
+        backend, reason: how large payloads travel, and why.
+    """
+
+    def __init__(
+        self,
+        home: LoopHome,
+        local: WorkerAddress,
+        remote: WorkerAddress,
+        config: CollectiveConfig,
+        wildcards: dict[int, Wildcard],
+        orders: Iterator[int],
+        on_end: Callable[[Link], None],
+    ) -> None:
+        self.home = home
+        self.local = local
+        self.remote = remote
+        self.identity: Identity | None = None
+        self.state = LinkState.CONNECTING
+        self.cause: Callable[[], AiorlinfError] | None = None
+        self.address: str | None = None
+        self.backend = "stream"
+        self.reason = "not connected yet"
+        self.pairs: PairHandler | None = None
+        self.config = config
+        self.mailbox = Mailbox(self, wildcards, orders)
+        self.sender = Sender(home, config.chunk_bytes, local, remote)
+        limits = ReceiverLimits(config.window_bytes, config.max_message_bytes, config.max_manifest_bytes, config.allow_pickle)
+        self.receiver = Receiver(home, self.mailbox, limits, local, remote)
+        self.receiver.tensor_sends_waiting = self.sender.tensors_waiting
+        self._conn: FrameWriter | None = None
+        self._on_end = on_end
+        self._left = False
+
+    # ---- life
+
+    def up(self, conn: FrameWriter, identity: Identity, window: int, address: str | None) -> None:
+        """The connection is made and proved. `window` is what the peer accepts before a receive is posted."""
+        if self.state is not LinkState.CONNECTING:
+            raise WireError(f"link to {self.remote} is {self.state.value}, it cannot come up")
+        self.state = LinkState.UP
+        self.identity = identity
+        self.address = address
+        self._conn = conn
+        self.receiver.up(conn)
+        self.sender.up(conn, window)
+
+    def configure(self, config: CollectiveConfig) -> None:
+        """The job's configuration has come; a link that was used before knows only the defaults."""
+        self.config = config
+        self.sender.chunk_bytes = config.chunk_bytes
+        limits = self.receiver.limits
+        limits.window, limits.message = config.window_bytes, config.max_message_bytes
+        limits.manifest, limits.allow_pickle = config.max_manifest_bytes, config.allow_pickle
+
+    def stop_receiving(self) -> None:
+        """The worker is closing: its receives end, its sends still may finish."""
+        self.receiver.fail_posted(lambda: ClosedError("the worker was closed"))
+
+    @property
+    def usable(self) -> bool:
+        """New operations may start."""
+        return self.state is LinkState.CONNECTING or self.state is LinkState.UP
+
+    def say_goodbye(self) -> None:
+        """Tell the peer that nothing more will come, after everything that is queued."""
+        if self.state is LinkState.UP:
+            self.state = LinkState.CLOSING
+            conn = self._conn
+            assert conn is not None
+            conn.send(frame(FrameType.GOODBYE, 0))
+            conn.finish()
+
+    def end(self, make_error: Callable[[], AiorlinfError]) -> None:
+        """End now. Everything unfinished fails with an error of `make_error`."""
+        if self.state is LinkState.ENDED:
+            return
+        self.state = LinkState.ENDED
+        self.cause = make_error
+        conn, self._conn = self._conn, None
+        if self.pairs is not None:
+            self.pairs.close()
+        self.sender.fail_all(make_error)
+        self.receiver.fail_all(make_error)
+        if conn is not None:
+            conn.abort()
+        self._on_end(self)
+
+    # ---- the connection's side (FrameHandler)
+
+    def on_frame(self, kind: int, flags: int, key: int, body: memoryview) -> None:
+        if kind == FrameType.DATA:
+            self.receiver.on_data(key, flags, body)
+        elif kind == FrameType.CREDIT:
+            self.sender.on_credit(key)
+        elif kind == FrameType.OPEN:
+            self.receiver.on_open(key, flags, body)
+        elif kind == FrameType.START:
+            self.receiver.on_start(key, flags, body)
+        elif kind == FrameType.END:
+            self.receiver.on_end(key, flags, body)
+        elif kind == FrameType.GO:
+            self.sender.on_go(key)
+        elif kind == FrameType.ACCEPTED:
+            self.sender.on_accepted(key)
+        elif kind == FrameType.REFUSED:
+            self.sender.on_refused(key, body)
+        elif kind == FrameType.FLOW:
+            self.sender.on_flow(key)
+        elif kind == FrameType.AGAIN:
+            self.sender.on_again(key)
+        elif kind == FrameType.PAIR:
+            if self.pairs is None:
+                raise WireError("a pair is offered, but this side has no backend for pairs")
+            self.pairs.on_pair(key, flags, body)
+        elif kind == FrameType.GOODBYE:
+            self._on_goodbye()
+        else:
+            raise WireError(f"unknown frame type {kind}")
+
+    def on_chunk(self, message_id: int) -> Sink | DiscardSink:
+        return self.receiver.on_chunk(message_id)
+
+    def on_payload(self, message_id: int) -> None:
+        self.receiver.on_payload(message_id)
+
+    def on_writable(self) -> None:
+        self.sender.pump()
+
+    def before_flush(self) -> None:
+        report = self.receiver.take_report()
+        if report is not None and self._conn is not None:
+            self._conn.send(report)
+
+    def _on_goodbye(self) -> None:
+        """The peer sends nothing more: what it owes us fails now, what it sent stays."""
+        self._left = True
+        conn = self._conn
+        remote = str(self.identity)
+        if self.state is LinkState.UP and conn is not None:
+            conn.finish()
+        self.end_softly(lambda: PeerLeft(f"{remote} closed"))
+
+    def end_softly(self, make_error: Callable[[], AiorlinfError]) -> None:
+        """As `end`, but what is queued on the connection still leaves."""
+        conn, self._conn = self._conn, None
+        self.end(make_error)
+        if conn is not None:
+            conn.finish()
+
+    def on_lost(self, error: BaseException | None) -> None:
+        """The connection is gone."""
+        self._conn = None
+        if self.state is LinkState.CLOSING:
+            self.end(lambda: ClosedError("the worker was closed"))
+            return
+        remote = str(self.identity)
+        address = self.address
+        if isinstance(error, AiorlinfError):
+            cause = error
+            self.end(lambda: _copy(cause, remote))
+            return
+        why = "its connection ended without a goodbye" if error is None else f"its connection broke: {error}"
+        self.end(lambda: PeerLost(f"{remote} is gone: {why}", address=address))
+
+    # ---- diagnosis
+
+    def stats(self) -> LinkStats:
+        """A frozen copy of the counters."""
+        sender, receiver = self.sender, self.receiver
+        return LinkStats(
+            remote=str(self.remote),
+            incarnation=self.identity.incarnation if self.identity else Incarnation(0),
+            state=self.state.value,
+            backend=self.backend,
+            reason=self.reason,
+            address=self.address,
+            messages_sent=sender.messages,
+            messages_received=receiver.messages,
+            bytes_sent=sender.payload_bytes,
+            bytes_received=receiver.payload_bytes,
+            lane_bytes_sent=sender.lane_bytes,
+            pending_sends=len(sender.unfinished()),
+            unread_messages=len(self.mailbox),
+            mismatches=receiver.mismatches,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Link {self.local} - {self.identity or self.remote} {self.state.value} {self.backend}>"
+
+
+def _copy(error: AiorlinfError, remote: str) -> AiorlinfError:
+    """One error per operation: each is filled in with its own facts and has a traceback of its own."""
+    fresh: Any = error.__reduce__()
+    copy: AiorlinfError = fresh[0](*fresh[1])
+    copy.__cause__ = error
+    copy.fill(remote=remote)
+    return copy

@@ -1,0 +1,452 @@
+"""All links of one worker: made on first use, one per peer, by whichever side connects first."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from aiorlinf.address import Identity, Incarnation, WorkerAddress
+from aiorlinf.backends.gloo import GlooPair, gloo_available
+from aiorlinf.backends.select import select_backend
+from aiorlinf.config import JobConfig
+from aiorlinf.errors import (
+    AiorlinfError,
+    ClosedError,
+    LinkError,
+    PeerLeft,
+    PeerLost,
+    RendezvousError,
+    UsageError,
+)
+from aiorlinf.link.arbitrate import Answer, arbitrate
+from aiorlinf.link.dial import Refused, ServerSide, dial
+from aiorlinf.link.link import Link, LinkState
+from aiorlinf.link.loopback import Loopback
+from aiorlinf.link.mailbox import Wildcard
+from aiorlinf.manager.client import ManagerClient
+from aiorlinf.manager.protocol import WorkerRecord
+from aiorlinf.rendezvous.hosts import local_failure
+from aiorlinf.rendezvous.pairs import Pairs
+from aiorlinf.wire.handshake import ClientHandshake, Hello, Refusal, ServerHandshake
+
+if TYPE_CHECKING:
+    from aiorlinf.link.connection import Connection
+    from aiorlinf.work.home import LoopHome
+
+__all__ = ["LinkTable", "Self"]
+
+log = logging.getLogger("aiorlinf.link")
+
+_MAX_UNPROVEN = 256
+_RETRY_FIRST_SECONDS = 0.02
+_RETRY_MAX_SECONDS = 1.0
+_YIELD_SECONDS = 0.5
+_ORDINARY_REFUSALS = ("yield", "closing")
+
+
+@dataclass(frozen=True, slots=True)
+class Self:
+    """Who we are, once registered."""
+
+    identity: Identity
+    job: str
+    token: bytes
+    host_id: str
+    config: JobConfig
+    backend: str
+    expected: frozenset[str] | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def hello(self, target: WorkerAddress | None) -> Hello:
+        collective = self.config.cluster.collective
+        return Hello(
+            role="link",
+            job=self.job,
+            address=self.identity.address,
+            incarnation=self.identity.incarnation,
+            target=target,
+            host_id=self.host_id,
+            capabilities={
+                "window_bytes": collective.window_bytes,
+                "inline_max_bytes": collective.inline_max_bytes,
+                "backend": self.backend,
+            },
+        )
+
+
+class LinkTable:
+    """See the module. Home thread only, but for `address`.
+
+    Args:
+        address: our own address.
+        ready: done when we are registered; its error is the error of every link made before that.
+    """
+
+    def __init__(self, home: LoopHome, address: WorkerAddress, ready: asyncio.Future[tuple[Self, ManagerClient]]) -> None:
+        self.home = home
+        self.address = address
+        self.wildcards: dict[int, Wildcard] = {}
+        self.inboxes: set[Any] = set()
+        self._orders = itertools.count()
+        self._ready = ready
+        self._self: Self | None = None
+        self._manager: ManagerClient | None = None
+        self._links: dict[WorkerAddress, Link] = {}
+        self._ended: dict[WorkerAddress, Link] = {}
+        self._newest: dict[WorkerAddress, int] = {}
+        self._dialling: set[WorkerAddress] = set()
+        self._connects: dict[WorkerAddress, asyncio.Task[None]] = {}
+        self._unproven: dict[ServerSide, None] = {}
+        self._server: asyncio.Server | None = None
+        self._closed = False
+        self._closing: dict[Link, asyncio.Future[None]] = {}
+
+    # ---- use
+
+    def obtain(self, peer: WorkerAddress) -> Link:
+        """The link to a worker, made now if there is none; operations wait in it until it is connected."""
+        link = self._links.get(peer)
+        if link is not None and link.usable:
+            return link
+        if self._closed:
+            raise ClosedError("the worker was closed", local=self.address, remote=peer)
+        link = self._new_link(peer)
+        if self._self is not None:
+            self._check_expected(peer)
+        if peer == self.address:
+            self._connects[peer] = self.home.spawn(self._connect_self(link), f"link {peer}")
+        else:
+            self._connects[peer] = self.home.spawn(self._connect(link), f"link {peer}")
+        return link
+
+    def peek(self, peer: WorkerAddress) -> Link | None:
+        """The link to a worker, if there is one."""
+        return self._links.get(peer)
+
+    def unread(self, peer: WorkerAddress, key: int) -> Link | None:
+        """A link that has ended but still holds a message of this stream."""
+        link = self._ended.get(peer)
+        if link is not None and next(link.mailbox.queued(key), None) is not None:
+            return link
+        return None
+
+    def _new_link(self, peer: WorkerAddress) -> Link:
+        config = (self._self.config if self._self is not None else JobConfig()).cluster.collective
+        link = Link(self.home, self.address, peer, config, self.wildcards, self._orders, self._on_link_end)
+        self._links[peer] = link
+        return link
+
+    def _check_expected(self, peer: WorkerAddress) -> None:
+        me = self._self
+        if me is not None and me.expected is not None and peer not in me.expected:
+            del self._links[peer]
+            raise UsageError(f"{peer} is not a worker of this job", hint=f"the job has {', '.join(sorted(me.expected))}")
+
+    def links(self) -> list[Link]:
+        """Links that have not ended."""
+        return list(self._links.values())
+
+    def all_links(self) -> list[Link]:
+        """Also those that have ended but hold unread messages."""
+        return [*self._links.values(), *self._ended.values()]
+
+    # ---- connecting
+
+    async def _connect_self(self, link: Link) -> None:
+        try:
+            me, _ = await asyncio.shield(self._ready)
+        except AiorlinfError as error:
+            link.end(functools.partial(_again, error))
+            return
+        if link.state is LinkState.CONNECTING:
+            link.backend, link.reason, _ = select_backend("auto", fallback=True, same_host=True, same_worker=True, gloo_problem=None)
+            link.up(Loopback(self.home.loop, link), me.identity, me.config.cluster.collective.window_bytes, None)
+
+    async def _connect(self, link: Link) -> None:
+        peer = link.remote
+        try:
+            me, manager = await asyncio.shield(self._ready)
+            self._check_expected(peer)
+            await self._reach(link, me, manager)
+        except AiorlinfError as error:
+            if link.state is LinkState.CONNECTING:
+                link.end(functools.partial(_again, error))
+        except OSError as error:
+            text = local_failure(error) or str(error)
+            if link.state is LinkState.CONNECTING:
+                link.end(lambda: LinkError(f"{peer} cannot be reached: {text}", local=self.address, remote=peer))
+        finally:
+            if self._connects.get(peer) is asyncio.current_task():
+                del self._connects[peer]
+
+    async def _reach(self, link: Link, me: Self, manager: ManagerClient) -> None:
+        """Find the peer and connect, again and again until the time is over; or until the peer has connected to us."""
+        peer = link.remote
+        network = me.config.cluster.network
+        begin = time.monotonic()
+        end = begin + network.rendezvous_timeout_s
+        pause = _RETRY_FIRST_SECONDS
+        tried: dict[str, str] = {}
+        old = self._ended.get(peer)
+        while link.state is LinkState.CONNECTING:
+            record = await self._find(peer, old, manager, end - time.monotonic())
+            old = None
+            where = f"{record.host}:{record.port}"
+            try:
+                await self._dial(link, me, record)
+                return
+            except Refused as refused:
+                if refused.code == "yield":
+                    tried[where] = "both sides connected at once, and the peer's own connection did not come"
+                    await self._until_up(link, _YIELD_SECONDS)
+                elif refused.code not in ("target", "stale"):
+                    raise
+                else:
+                    tried[where] = refused.message
+            except TimeoutError:
+                tried[where] = f"no answer within {network.connect_timeout_s:g} s"
+            except OSError as error:
+                local = local_failure(error)
+                if local is not None:
+                    raise LinkError(f"{peer} cannot be reached: {local}", local=self.address, remote=peer, address=where) from error
+                tried[where] = error.strerror or str(error)
+            left = end - time.monotonic()
+            if left <= 0:
+                reasons = "; ".join(f"{address}: {reason}" for address, reason in tried.items())
+                raise RendezvousError(
+                    f"{self.address} could not connect to {peer}: {reasons}",
+                    local=self.address,
+                    remote=peer,
+                    address=where,
+                    elapsed=time.monotonic() - begin,
+                )
+            await self._until_up(link, min(left, pause * (0.5 + random.random())))
+            pause = min(pause * 2, _RETRY_MAX_SECONDS)
+
+    async def _find(self, peer: WorkerAddress, old: Link | None, manager: ManagerClient, left: float) -> WorkerRecord:
+        if old is None:
+            return await manager.lookup(peer, max(left, 0.001))
+        # We have seen it die or leave: if no new life of it is registered, say so at once instead of waiting for one.
+        try:
+            record = await manager.lookup(peer, 0.0)
+        except RendezvousError:
+            assert old.cause is not None
+            error = old.cause()
+            if isinstance(error, PeerLeft):
+                raise PeerLeft(f"{old.identity} closed and has not come back", local=self.address, remote=peer) from None
+            raise PeerLost(f"{old.identity} is gone and has not come back ({error.message})", local=self.address, remote=peer) from None
+        return record
+
+    async def _until_up(self, link: Link, seconds: float) -> None:
+        """Wait, or less if the peer connects to us meanwhile."""
+        end = time.monotonic() + seconds
+        while link.state is LinkState.CONNECTING and time.monotonic() < end:
+            await asyncio.sleep(min(0.01, max(0.0, end - time.monotonic())))
+
+    async def _dial(self, link: Link, me: Self, record: WorkerRecord) -> None:
+        peer = link.remote
+        network = me.config.cluster.network
+        where = f"{record.host}:{record.port}"
+        handshake = ClientHandshake(me.token, me.hello(peer), remote=where)
+        self._dialling.add(peer)
+        try:
+            connection, hello = await dial(self.home.loop, record.host, record.port, handshake, network.connect_timeout_s)
+        finally:
+            self._dialling.discard(peer)
+        if link.state is not LinkState.CONNECTING:
+            connection.abort()
+            return
+        self._bring_up(link, me, connection, hello, handshake.leftover)
+
+    # ---- accepting
+
+    async def serve(self, sock: Any, me: Self, manager: ManagerClient) -> None:
+        """Accept peers on this listening socket from now on."""
+        self._self = me
+        self._manager = manager
+        for link in self._links.values():
+            link.configure(me.config.cluster.collective)
+        loop = self.home.loop
+        self._server = await loop.create_server(lambda: self._accept(me), sock=sock, backlog=1024)
+
+    def _accept(self, me: Self) -> Connection:
+        def make(remote: str | None) -> ServerHandshake:
+            return ServerHandshake(me.token, me.hello(None), functools.partial(self._judge, me), remote=remote)
+
+        side = ServerSide(self.home.loop, make, me.config.cluster.network.handshake_timeout_s, self._proved, self._unproved)
+        if len(self._unproven) >= _MAX_UNPROVEN:
+            oldest = next(iter(self._unproven))
+            del self._unproven[oldest]
+            oldest.abort()
+        self._unproven[side] = None
+        return side.connection
+
+    def _judge(self, me: Self, hello: Hello) -> Hello | Refusal:
+        if self._closed:
+            return Refusal("closing", f"{me.identity} is closing")
+        if hello.address is None or hello.incarnation < 1:
+            return Refusal("address", "a link needs the address of a registered worker")
+        remote = Identity(WorkerAddress(hello.address), Incarnation(hello.incarnation))
+        link = self._links.get(remote.address)
+        answer = arbitrate(
+            me.identity,
+            remote,
+            None if link is None else link.state,
+            self._newest.get(remote.address, 0),
+            remote.address in self._dialling,
+        )
+        if answer is Answer.YIELD:
+            return Refusal("yield", f"{me.identity} is connecting to {remote} at this moment")
+        if answer is Answer.STALE:
+            return Refusal("stale", f"{remote} is an earlier life; #{self._newest[remote.address]} is known here")
+        return me.hello(remote.address)
+
+    def _proved(self, side: ServerSide, hello: Hello) -> None:
+        self._unproven.pop(side, None)
+        me = self._self
+        assert me is not None and hello.address is not None and side.handshake is not None
+        remote = WorkerAddress(hello.address)
+        link = self._links.get(remote)
+        if link is not None and link.state is not LinkState.CONNECTING:
+            who = str(link.identity)
+            link.end(lambda: PeerLost(f"{who} made a new connection, the old one is lost"))
+            link = None
+        if link is None:
+            link = self._new_link(remote)
+        task = self._connects.pop(remote, None)
+        self._bring_up(link, me, side.connection, hello, side.handshake.leftover)
+        if task is not None:
+            task.cancel()
+
+    def _unproved(self, side: ServerSide, error: LinkError, code: str | None) -> None:
+        self._unproven.pop(side, None)
+        if code not in _ORDINARY_REFUSALS:
+            log.warning("%s refused a connection: %s", self.address, error)
+
+    # ---- both
+
+    def _bring_up(self, link: Link, me: Self, connection: Connection, hello: Hello, leftover: bytes) -> None:
+        assert hello.address is not None
+        identity = Identity(WorkerAddress(hello.address), Incarnation(hello.incarnation))
+        self._newest[identity.address] = max(identity.incarnation, self._newest.get(identity.address, 0))
+        self._ended.pop(identity.address, None)
+        peer = connection.extra_info("peername")
+        address = f"{peer[0]}:{peer[1]}" if peer else None
+        window = hello.capabilities.get("window_bytes")
+        if type(window) is not int or window < 1:
+            connection.abort()
+            link.end(lambda: LinkError(f"{identity} did not say how large its window is", remote=identity.address))
+            return
+        self._equip(link, me, connection, hello)
+        collective = me.config.cluster.collective
+        limit = max(collective.max_manifest_bytes, collective.inline_max_bytes) + (1 << 16)
+        link.up(connection, identity, window, address)
+        connection.adopt(link, leftover, limit)
+
+    def _equip(self, link: Link, me: Self, connection: Connection, hello: Hello) -> None:
+        """Choose how large payloads travel."""
+        collective = me.config.cluster.collective
+        problem = gloo_available()
+        if problem is None and me.config.cluster.network.port_range is not None:
+            problem = "Gloo listens on ports of its own choice, and cluster.network.port_range is set"
+        choice = select_backend(
+            me.backend, fallback=collective.fallback, same_host=me.host_id == hello.host_id, same_worker=False, gloo_problem=problem
+        )
+        link.backend, link.reason = choice.name, choice.reason
+        own = connection.extra_info("sockname")
+        host = own[0] if own else "127.0.0.1"
+        pairs = Pairs(
+            self.home,
+            connection.send,
+            lambda store, rank, timeout: GlooPair(store, rank, host, timeout),
+            threshold=max(collective.inline_max_bytes, 1),
+            timeout=me.config.cluster.network.connect_timeout_s,
+            local=link.local,
+            remote=link.remote,
+        )
+        if problem is None:
+            link.pairs = pairs
+            link.receiver.lane = pairs
+        if choice.name == "gloo":
+            link.sender.lane = pairs
+            link.sender.lane_required = choice.required
+
+    def _on_link_end(self, link: Link) -> None:
+        if self._links.get(link.remote) is link:
+            del self._links[link.remote]
+            if link.identity is not None and not self._closed:
+                self._ended[link.remote] = link
+        waiter = self._closing.pop(link, None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # ---- the end
+
+    async def close(self, timeout: float) -> list[str]:
+        """Send what is queued, say goodbye, end all links; says what could not be delivered in `timeout` seconds."""
+        self._closed = True
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        for side in list(self._unproven):
+            side.abort()
+        self._unproven.clear()
+        end = time.monotonic() + timeout
+        links = self.links()
+        # Receives can never finish now; sends get their chance.
+        for inbox in list(self.inboxes):
+            inbox.end(ClosedError("the worker was closed"))
+        for link in links:
+            link.stop_receiving()
+        while time.monotonic() < end and any(link.sender.unfinished() for link in links if link.state is not LinkState.ENDED):
+            await asyncio.sleep(0.002)
+        lost = []
+        for link in links:
+            unfinished = link.sender.unfinished() if link.state is not LinkState.ENDED else []
+            if unfinished:
+                size = sum(out.total for out in unfinished)
+                lost.append(f"{len(unfinished)} messages ({size} bytes) to {link.remote}")
+        waiters = []
+        for link in links:
+            if link.state is LinkState.UP:
+                waiter = self._closing[link] = self.home.loop.create_future()
+                waiters.append(waiter)
+                link.say_goodbye()
+        for task in list(self._connects.values()):
+            task.cancel()
+        if waiters:
+            await asyncio.wait(waiters, timeout=max(0.05, min(1.0, end - time.monotonic())))
+        self.abort()
+        return lost
+
+    def abort(self) -> None:
+        """End everything at once."""
+        self._closed = True
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for side in list(self._unproven):
+            side.abort()
+        for task in list(self._connects.values()):
+            task.cancel()
+        for inbox in list(self.inboxes):
+            inbox.end(ClosedError("the worker was closed"))
+        for link in self.links():
+            link.end(lambda: ClosedError("the worker was closed"))
+        self._ended.clear()
+
+
+def _again(error: AiorlinfError) -> AiorlinfError:
+    """A fresh error of the same content for each operation that fails by it."""
+    make: Callable[..., AiorlinfError]
+    make, arguments = error.__reduce__()  # type: ignore[assignment]
+    fresh = make(*arguments)
+    fresh.__cause__ = error.__cause__
+    return fresh

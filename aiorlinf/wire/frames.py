@@ -1,0 +1,121 @@
+"""The frames of a link: a fixed 16-byte header, then a body of bounded length.
+
+Header, little endian: body length u32, type u8, flags u8, extra u16, key u64. What `key` means depends on the type:
+
+=========  ==========================  =====================================================================
+type       key                         body
+=========  ==========================  =====================================================================
+DATA       stream (context and tag)    [message id u64 if WANT_REPLY] whole small message
+OPEN       stream                      message id u64, payload bytes u64, manifest
+START      message id                  how the payload travels (`Start`)
+CHUNK      message id                  the next bytes of the payload
+END        message id                  trailer: nothing, or why the message is withdrawn or void
+GO         message id                  (receiver to sender) a place is ready, start regardless of the window
+CREDIT     bytes consumed, ever        (receiver to sender) opens the window
+ACCEPTED   message id                  (receiver to sender) the message is in the hands of the peer
+REFUSED    message id                  (receiver to sender) JSON: the receiver's side of the mismatch
+PAIR       generation of the pair      rendezvous of a process group, see `rendezvous.pairs`
+GOODBYE    0                           nothing more will come
+AGAIN      message id                  (receiver to sender) the payload was lost on its way around the stream: send it over the stream
+FLOW       stream                      (receiver to sender) general receives take these: a small send there is done once written
+=========  ==========================  =====================================================================
+
+Message ids count up from 1 per direction. Totals travel as running sums, so that a repeated or merged frame does no harm.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+from aiorlinf.errors import WireError
+
+__all__ = [
+    "HEADER",
+    "MAX_TAG",
+    "MESSAGE_ID",
+    "OPEN_PREFIX",
+    "Flag",
+    "FrameType",
+    "Start",
+    "Via",
+    "frame",
+    "stream_key",
+]
+
+HEADER = struct.Struct("<IBBHQ")
+MESSAGE_ID = struct.Struct("<Q")
+OPEN_PREFIX = struct.Struct("<QQ")
+_START = struct.Struct("<BBHIQ")
+
+MAX_TAG = (1 << 32) - 1
+
+
+class FrameType:
+    """Plain integers, not an enum: these are compared for every message."""
+
+    DATA = 1
+    OPEN = 2
+    START = 3
+    CHUNK = 4
+    END = 5
+    GO = 6
+    CREDIT = 7
+    ACCEPTED = 8
+    REFUSED = 9
+    PAIR = 10
+    GOODBYE = 11
+    FLOW = 12
+    AGAIN = 13
+
+
+class Flag:
+    """Bits of the header's flags."""
+
+    WANT_REPLY = 1  # DATA, OPEN: the sender waits for ACCEPTED or REFUSED
+    TENSOR = 2  # DATA, OPEN: from send_tensor
+    INLINE = 4  # OPEN: the payload is a whole small message, there is no manifest
+    CHARGED = 8  # START: the payload counts against the window (DATA always does)
+    VOID = 16  # END: the payload is void, an error text follows
+    WITHDRAWN = 32  # END: the sender cancelled; the receiver acts as if the message had never come
+
+
+class Via(enum.IntEnum):
+    """How a payload travels."""
+
+    STREAM = 0
+    GLOO = 1
+
+
+class Start(NamedTuple):
+    """How the payload of one message travels.
+
+    Tensor leaves of at least `threshold` bytes go through the backend `via`, everything else over the stream, in order.
+    """
+
+    via: int
+    generation: int
+    threshold: int
+
+    def encode(self) -> bytes:
+        return _START.pack(self.via, 0, 0, self.generation, self.threshold)
+
+    @classmethod
+    def decode(cls, body: memoryview) -> Start:
+        if len(body) != _START.size:
+            raise WireError(f"a START frame has {len(body)} bytes instead of {_START.size}")
+        via, _, _, generation, threshold = _START.unpack(body)
+        if via not in (Via.STREAM, Via.GLOO):
+            raise WireError(f"unknown backend number {via} in a START frame")
+        return cls(via, generation, threshold)
+
+
+def frame(kind: int, key: int, body: bytes = b"", flags: int = 0, extra: int = 0) -> bytes:
+    """One whole frame."""
+    return HEADER.pack(len(body), kind, flags, extra, key) + body
+
+
+def stream_key(context: int, tag: int) -> int:
+    """The key of the stream of messages of one group (context, 32 bits) and tag."""
+    return context << 32 | tag

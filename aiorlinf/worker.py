@@ -1,0 +1,452 @@
+"""Worker and init: everything a process needs to take part in a job."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import torch
+
+from aiorlinf.address import WorkerAddress
+from aiorlinf.collective.collective import Collective
+from aiorlinf.collective.exchange import Exchange
+from aiorlinf.collective.inbox import Inbox
+from aiorlinf.config import JobConfig, load_config
+from aiorlinf.errors import AiorlinfError, ClosedError, UsageError
+from aiorlinf.link.link import LinkStats
+from aiorlinf.link.table import LinkTable, Self
+from aiorlinf.manager.client import ManagerClient
+from aiorlinf.manager.embedded import EmbeddedManager, acquire_embedded
+from aiorlinf.rendezvous.hosts import host_identity, interface_host, open_listener
+from aiorlinf.work.base import AsyncWork
+from aiorlinf.work.home import LoopHome
+from aiorlinf.work.loop_thread import LoopThread
+
+if TYPE_CHECKING:
+    from aiorlinf.address import Incarnation
+
+__all__ = ["Worker", "WorkerStats", "init"]
+
+log = logging.getLogger("aiorlinf")
+
+ConfigSource = JobConfig | Mapping[str, Any] | str | os.PathLike[str] | None
+Backend = Literal["auto", "stream", "gloo"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """Counters of one worker.
+
+    Attributes:
+        address: ours.
+        links: one record per link that is up or being made.
+    """
+
+    address: str
+    links: tuple[LinkStats, ...]
+
+
+def init(
+    address: str | None = None,
+    *,
+    manager: str | None = None,
+    token: str | bytes | None = None,
+    backend: Backend | None = None,
+    config: ConfigSource = None,
+    loop: Literal["auto", "thread"] = "auto",
+    labels: Mapping[str, str] | None = None,
+) -> Worker:
+    """Join a job as one worker.
+
+    Inside a running event loop the worker is bound to it and joins in the background: use it at once, or `await` it, or
+    `async with` it, to know that it has joined. Without a running loop, or with ``loop="thread"``, it runs a loop in a thread of its own, and
+    every operation can be used from synchronous code (`work.wait()`) and from any event loop (`await work`).
+
+    Args:
+        address: ``group:rank``; else AIORLINF_ADDRESS, else torchrun's RANK (as ``worker:RANK``).
+        manager: ``host:port`` of the job's manager; else AIORLINF_MANAGER, else a manager embedded in this process.
+        token: the job's secret; else AIORLINF_TOKEN, else a random one for an embedded manager.
+        backend: carrier of large payloads: auto, stream or gloo; None leaves it to the configuration.
+        config: a path, a mapping or a `JobConfig`, for an embedded manager; with another manager the job's configuration comes from there.
+        loop: auto, or thread.
+        labels: free ones, on top of the host's.
+
+    Raises:
+        UsageError, ConfigError: at the call.
+        AuthenticationError, RendezvousError: by the worker's start: at the call when it runs in a thread and no loop is running here, else
+            from `await` or `async with`, and from every operation.
+    """
+    settings = _Settings.gather(address, manager, token, backend, config, labels)
+    if loop not in ("auto", "thread"):
+        raise UsageError(f"loop={loop!r}", hint="loop is 'auto' or 'thread'")
+    running = asyncio._get_running_loop()
+    if running is not None and loop == "auto":
+        return Worker(settings, LoopHome(running, name=f"aiorlinf {settings.address}"), None)
+    thread = LoopThread(f"aiorlinf {settings.address}")
+    worker = Worker(settings, thread.home, thread)
+    if running is None:
+        worker._started.wait()
+    return worker
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """The arguments of `init`, completed from the environment."""
+
+    address: WorkerAddress
+    manager: str | None
+    token: bytes | None
+    backend: str | None
+    config: JobConfig | None
+    labels: dict[str, str]
+
+    @classmethod
+    def gather(
+        cls,
+        address: str | None,
+        manager: str | None,
+        token: str | bytes | None,
+        backend: str | None,
+        config: ConfigSource,
+        labels: Mapping[str, str] | None,
+    ) -> _Settings:
+        environ = os.environ
+        if address is None:
+            address = environ.get("AIORLINF_ADDRESS")
+        if address is None and environ.get("RANK") is not None:
+            address = f"worker:{environ['RANK']}"
+        if address is None:
+            raise UsageError("no address", hint="pass one, such as aiorlinf.init('rollout:0'), or set AIORLINF_ADDRESS")
+        if backend not in (None, "auto", "stream", "gloo"):
+            raise UsageError(f"backend={backend!r}", hint="backend is 'auto', 'stream' or 'gloo'")
+        manager = manager or environ.get("AIORLINF_MANAGER") or None
+        if token is None:
+            token = environ.get("AIORLINF_TOKEN") or None
+        if isinstance(token, str):
+            token = token.encode()
+        loaded = None if config is None else load_config(config)
+        return cls(WorkerAddress(address), manager, token, backend, loaded, dict(labels or {}))
+
+
+class Worker:
+    """One member of a job. Made by `init`.
+
+    Use it as ``async with aiorlinf.init(...) as comm``, as ``comm = await aiorlinf.init(...)`` with ``await comm.close()`` at the end, or, when it
+    lives in a thread of its own, as ``with aiorlinf.init(...) as comm``.
+
+    Attributes:
+        address: ours.
+        collective: makes groups.
+        home: the loop that everything runs on.
+    """
+
+    def __init__(self, settings: _Settings, home: LoopHome, thread: LoopThread | None) -> None:
+        self.address = settings.address
+        self.home = home
+        self._settings = settings
+        self._thread = thread
+        self._embedded: EmbeddedManager | None = None
+        self._manager: ManagerClient | None = None
+        self._self: Self | None = None
+        self._closing: AsyncWork[None] | None = None
+        self._ready: asyncio.Future[tuple[Self, ManagerClient]] = home.loop.create_future()
+        self._started: AsyncWork[None] = AsyncWork(home, "init", abort=lambda _: None)
+        config = settings.config or JobConfig()
+        self._table = LinkTable(home, settings.address, self._ready)
+        self._exchange = Exchange(home, self._table, config.cluster.collective)
+        self.collective = Collective(self._exchange)
+        home.call(self._begin)
+
+    # ---- start
+
+    def _begin(self) -> None:
+        self._ready.add_done_callback(_look)
+        self._starting = self.home.hold(self._start(), f"init {self.address}")
+        self._starting.add_done_callback(self._after_start)
+
+    async def _start(self) -> None:
+        settings = self._settings
+        manager = settings.manager
+        token = settings.token
+        if manager is None:
+            self._embedded = await self.home.submit(acquire_embedded, settings.config, token)
+            manager, token = self._embedded.address, self._embedded.token
+        client = await ManagerClient.connect(manager, token, worker=self.address, on_lost=self._manager_lost)
+        self._manager = client
+        host_id = host_identity()
+        # Registering needs the port, and the configuration says where to listen: so the manager tells it in its hello.
+        network = load_config(client.peer.capabilities.get("config")).cluster.network
+        host = network.bind_host
+        if network.interface is not None:
+            host = interface_host(network.interface)
+        elif host == "auto":
+            host = client.local_host
+        listener = await open_listener(host, network.port_range)
+        try:
+            registration = await client.register(
+                self.address,
+                port=listener.getsockname()[1],
+                host=network.advertise_host or (host if network.interface is not None else None),
+                devices=["cpu"],
+                labels=settings.labels,
+                host_id=host_id,
+            )
+            me = Self(
+                identity=registration.identity,
+                job=registration.job,
+                token=token or b"",
+                host_id=host_id,
+                config=registration.config,
+                backend=settings.backend or registration.config.cluster.collective.backend,
+                expected=None if registration.expected is None else frozenset(registration.expected),
+            )
+            await self._table.serve(listener, me, client)
+        except BaseException:
+            listener.close()
+            raise
+        self._self = me
+        self._exchange.config = registration.config.cluster.collective
+        self._ready.set_result((me, client))
+
+    def _after_start(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            error: BaseException | None = ClosedError("the worker was closed before it had joined", local=self.address)
+        else:
+            error = task.exception()
+        if error is None:
+            self._started._finish(None)
+            return
+        self._exchange.close()
+        if not self._ready.done():
+            failure = error if isinstance(error, AiorlinfError) else _wrap(error)
+            failure.fill(local=str(self.address))
+            self._ready.set_exception(failure)
+        self._started._fail(error)
+        self._started.exception()  # every operation reports it; nobody has to look here
+        self._close()
+
+    def _manager_lost(self, error: AiorlinfError) -> None:
+        if self._closing is None:
+            log.warning("%s lost the manager; links to known workers go on: %s", self.address, error)
+
+    # ---- ways to use it
+
+    def __await__(self) -> Generator[Any, None, Worker]:
+        yield from self._started.__await__()
+        return self
+
+    async def __aenter__(self) -> Worker:
+        try:
+            await self._started
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._close()
+
+    def __enter__(self) -> Worker:
+        if self.home.on_home():
+            raise UsageError("`with` would block the event loop", hint="use `async with aiorlinf.init(...)`, or loop='thread'")
+        try:
+            self._started.wait()
+        except BaseException:
+            self._close().wait()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._close().wait()
+        if self._thread is not None:
+            self._thread.join()
+
+    # ---- facts
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """Which life of this address we are, from 1. Raises UsageError before the worker has joined."""
+        return self._joined().identity.incarnation
+
+    @property
+    def config(self) -> JobConfig:
+        """The job's configuration. Raises UsageError before the worker has joined."""
+        return self._joined().config
+
+    @property
+    def job(self) -> str:
+        """The job's id. Raises UsageError before the worker has joined."""
+        return self._joined().job
+
+    @property
+    def manager_address(self) -> str:
+        """``host:port`` of the manager. Raises UsageError before the worker has joined."""
+        self._joined()
+        assert self._manager is not None
+        return self._manager.address
+
+    @property
+    def token(self) -> bytes:
+        """The job's secret. Raises UsageError before the worker has joined."""
+        return self._joined().token
+
+    def _joined(self) -> Self:
+        if self._self is None:
+            raise UsageError(f"{self.address} has not joined yet", hint="await it first")
+        return self._self
+
+    def env(self, address: str) -> dict[str, str]:
+        """Environment variables for a child process that shall join this job under `address`.
+
+        Raises:
+            UsageError: not an address, or we have not joined yet.
+        """
+        return {
+            "AIORLINF_ADDRESS": WorkerAddress(address),
+            "AIORLINF_MANAGER": self.manager_address,
+            "AIORLINF_TOKEN": self.token.decode("utf-8", "surrogateescape"),
+        }
+
+    # ---- point-to-point
+
+    @overload
+    def send(
+        self, obj: Any, dst: str, *, tag: int = 0, timeout: float | None = None, async_op: Literal[True] = True
+    ) -> AsyncWork[None]: ...
+    @overload
+    def send(self, obj: Any, dst: str, *, tag: int = 0, timeout: float | None = None, async_op: Literal[False]) -> None: ...
+    def send(self, obj: Any, dst: str, *, tag: int = 0, timeout: float | None = None, async_op: bool = True) -> AsyncWork[None] | None:
+        """As `CollectiveGroup.send` in the unnamed group of us and `dst`; `dst` may be our own address."""
+        work = self._exchange.send(WorkerAddress(dst), 0, obj, tag, timeout)
+        return work if async_op else work.wait()
+
+    @overload
+    def recv(self, src: str, *, tag: int = 0, timeout: float | None = None, async_op: Literal[True] = True) -> AsyncWork[Any]: ...
+    @overload
+    def recv(self, src: str, *, tag: int = 0, timeout: float | None = None, async_op: Literal[False]) -> Any: ...
+    def recv(self, src: str, *, tag: int = 0, timeout: float | None = None, async_op: bool = True) -> Any:
+        """As `CollectiveGroup.recv` in the unnamed group of us and `src`; `src` may be our own address."""
+        work = self._exchange.recv(WorkerAddress(src), 0, tag, timeout)
+        return work if async_op else work.wait()
+
+    @overload
+    def send_tensor(
+        self, tensor: torch.Tensor, dst: str, *, tag: int = 0, timeout: float | None = None, async_op: Literal[True] = True
+    ) -> AsyncWork[None]: ...
+    @overload
+    def send_tensor(
+        self, tensor: torch.Tensor, dst: str, *, tag: int = 0, timeout: float | None = None, async_op: Literal[False]
+    ) -> None: ...
+    def send_tensor(
+        self, tensor: torch.Tensor, dst: str, *, tag: int = 0, timeout: float | None = None, async_op: bool = True
+    ) -> AsyncWork[None] | None:
+        """As `CollectiveGroup.send_tensor` in the unnamed group of us and `dst`."""
+        work = self._exchange.send_tensor(WorkerAddress(dst), 0, tensor, tag, timeout)
+        return work if async_op else work.wait()
+
+    @overload
+    def recv_tensor(
+        self, out: torch.Tensor, src: str, *, tag: int = 0, timeout: float | None = None, async_op: Literal[True] = True
+    ) -> AsyncWork[torch.Tensor]: ...
+    @overload
+    def recv_tensor(
+        self, out: torch.Tensor, src: str, *, tag: int = 0, timeout: float | None = None, async_op: Literal[False]
+    ) -> torch.Tensor: ...
+    def recv_tensor(
+        self, out: torch.Tensor, src: str, *, tag: int = 0, timeout: float | None = None, async_op: bool = True
+    ) -> AsyncWork[torch.Tensor] | torch.Tensor:
+        """As `CollectiveGroup.recv_tensor` in the unnamed group of us and `src`."""
+        work = self._exchange.recv_tensor(WorkerAddress(src), 0, out, tag, timeout)
+        return work if async_op else work.wait()
+
+    def inbox(self, tag: int = 0) -> Inbox:
+        """Messages from anyone: ``async for sender, obj in comm.inbox()``. See `Inbox`."""
+        self._exchange.check(tag)
+        return Inbox(self._exchange, tag)
+
+    # ---- seeing
+
+    def stats(self) -> WorkerStats:
+        """Counters of all links. Home thread only."""
+        return WorkerStats(str(self.address), tuple(link.stats() for link in self._table.links()))
+
+    def __repr__(self) -> str:
+        if self._closing is not None:
+            state = "closed" if self._closing.done() else "closing"
+        elif self._self is not None:
+            state = f"#{self._self.identity.incarnation}, {len(self._table.links())} links"
+        else:
+            state = "joining"
+        return f"<Worker {self.address} {state}>"
+
+    # ---- the end
+
+    def close(self, timeout: float | None = None) -> AsyncWork[None]:
+        """Leave the job: what was sent still goes out, for at most `timeout` seconds (by default cluster.network.close_timeout_s).
+
+        What could not be delivered is said in the log. Everything still pending fails with ClosedError. May be called again.
+        Cancelling stops the waiting, not the closing.
+        """
+        return self._close(timeout)
+
+    def _close(self, timeout: float | None = None) -> AsyncWork[None]:
+        if self._closing is not None:
+            return self._closing
+        self._exchange.close()
+        work: AsyncWork[None] = AsyncWork(self.home, "close")
+        self._closing = work
+        if self._thread is not None:
+            self._thread.will_close(work)
+        try:
+            self.home.call(self._begin_close, work, timeout)
+        except AiorlinfError:  # the loop has ended before us: nothing is left to flush
+            if self._embedded is not None:
+                self._embedded.release()
+        return work
+
+    def _begin_close(self, work: AsyncWork[None], timeout: float | None) -> None:
+        # Not `home.spawn`: closing the home cancels its tasks.
+        self._close_task = self.home.loop.create_task(self._run_close(timeout), name=f"close {self.address}")
+        self._close_task.add_done_callback(lambda task: self._after_close(task, work))
+
+    async def _run_close(self, timeout: float | None) -> None:
+        self._starting.cancel()
+        await asyncio.wait([self._starting])
+        if timeout is None:
+            timeout = (self._self.config if self._self is not None else JobConfig()).cluster.network.close_timeout_s
+        try:
+            lost = await self._table.close(timeout)
+            for line in lost:
+                log.warning("%s closed before it could deliver %s", self.address, line)
+        finally:
+            self._table.abort()
+            if self._manager is not None:
+                await self._manager.close(min(timeout, 2.0))
+            if self._embedded is not None:
+                await self.home.submit(self._embedded.release)
+            await self.home.close()
+
+    def _after_close(self, task: asyncio.Task[None], work: AsyncWork[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("closing %s failed", self.address, exc_info=error)
+        if self._embedded is not None and task.cancelled():
+            self._embedded.release()
+        work._finish(None)
+        if self._thread is not None:
+            self._thread.stop()
+
+
+def _look(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def _wrap(error: BaseException) -> AiorlinfError:
+    wrapped = AiorlinfError(f"joining failed: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
