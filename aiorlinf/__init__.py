@@ -1,17 +1,26 @@
-"""aiorlinf: asyncio-first communication for reinforcement-learning workers."""
+"""aiorlinf: asyncio-first communication for reinforcement-learning workers.
+
+Importing this package imports nothing else of weight: each public name below is fetched when it is first used. So the command line and
+a program that only launches workers never load torch.
+"""
 
 from __future__ import annotations
 
-from aiorlinf import errors
-from aiorlinf.address import Identity, Incarnation, WorkerAddress
-from aiorlinf.collective.collective import Collective
-from aiorlinf.collective.group import CollectiveGroup
-from aiorlinf.collective.inbox import Inbox
-from aiorlinf.config import JobConfig, load_config
-from aiorlinf.link.link import LinkStats
-from aiorlinf.work.base import AsyncWork
-from aiorlinf.work.combine import wait_all, wait_first
-from aiorlinf.worker import Worker, WorkerStats, init
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aiorlinf import errors
+    from aiorlinf.address import Identity, Incarnation, WorkerAddress
+    from aiorlinf.collective.collective import Collective
+    from aiorlinf.collective.group import CollectiveGroup
+    from aiorlinf.collective.inbox import Inbox
+    from aiorlinf.config import JobConfig, load_config
+    from aiorlinf.launch.api import launch, launch_async
+    from aiorlinf.link.link import LinkStats
+    from aiorlinf.work.base import AsyncWork
+    from aiorlinf.work.combine import wait_all, wait_first
+    from aiorlinf.worker import Worker, WorkerStats, init
 
 __all__ = [
     "AsyncWork",
@@ -27,7 +36,49 @@ __all__ = [
     "WorkerStats",
     "errors",
     "init",
+    "launch",
+    "launch_async",
     "load_config",
     "wait_all",
     "wait_first",
 ]
+
+# Where each name lives; None: it is a module of this package. `launch` is both, see there.
+_HOMES = {
+    "AsyncWork": "work.base",
+    "Collective": "collective.collective",
+    "CollectiveGroup": "collective.group",
+    "Identity": "address",
+    "Inbox": "collective.inbox",
+    "Incarnation": "address",
+    "JobConfig": "config",
+    "LinkStats": "link.link",
+    "Worker": "worker",
+    "WorkerAddress": "address",
+    "WorkerStats": "worker",
+    "errors": None,
+    "init": "worker",
+    "launch": None,
+    "launch_async": "launch.api",
+    "load_config": "config",
+    "wait_all": "work.combine",
+    "wait_first": "work.combine",
+}
+
+
+if not TYPE_CHECKING:  # a type checker would take it to mean that any name is there
+
+    def __getattr__(name: str) -> object:
+        try:
+            home = _HOMES[name]
+        except KeyError:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        if home is None:
+            return importlib.import_module(f"{__name__}.{name}")
+        value: object = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,6 +7,7 @@ import of anything below it, so binding it to the function instead would depend 
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 
@@ -21,3 +22,4 @@ class _CallablePackage(types.ModuleType):
 
 
 sys.modules[__name__].__class__ = _CallablePackage
+__signature__ = inspect.signature(launch)  # for those who ask what the package can be called with

@@ -24,6 +24,7 @@ import uvloop
 from aiorlinf.errors import UsageError
 from aiorlinf.launch.main_program import load_main
 from aiorlinf.launch.target import CALL_ENV
+from aiorlinf.worker import init
 
 __all__ = ["load_function", "main"]
 
@@ -71,14 +72,12 @@ class _Terminated(SystemExit):
 
 
 def _run_plain(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    import aiorlinf
-
     def on_sigterm(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; the launcher has SIGKILL for the impatient
         raise _Terminated(128 + number)
 
     signal.signal(signal.SIGTERM, on_sigterm)
-    with aiorlinf.init() as comm:
+    with init() as comm:
         result = function(comm, *args)
         if inspect.isawaitable(result):  # a wrapped coroutine function does not look like one
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -93,8 +92,6 @@ def _run_coroutine(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     terminated = False
 
     async def body() -> None:
-        import aiorlinf
-
         task = asyncio.current_task()
         assert task is not None
 
@@ -104,7 +101,7 @@ def _run_coroutine(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
             task.cancel()
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_sigterm)
-        async with aiorlinf.init() as comm:
+        async with init() as comm:
             await function(comm, *args)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -26,7 +26,7 @@ def note(name, pid=None):
 
 
 def script(folder: Path, text: str, name: str = "worker.py") -> Path:
-    """A program with a few names ready: ``ME``, its address, and ``note(name)``, which leaves its pid in the folder given as its argument."""
+    """A program with a few names ready: ``ME``, its address, and ``note(name)``, which leaves its pid in its argument, a folder."""
     path = folder / name
     path.write_text(_PRELUDE + textwrap.dedent(text), encoding="utf-8")
     return path

@@ -44,7 +44,7 @@ def test_a_killed_launcher(tmp_path: Path, how: str) -> None:
     assert alive(spared)
     os.kill(spared, signal.SIGKILL)
     if how == "forked":
-        os.kill(*pids_in(tmp_path, ["fork"]), signal.SIGKILL)
+        os.kill(pids_in(tmp_path, ["fork"])[0], signal.SIGKILL)
 
 
 def test_closing_leaves_the_groups_alone() -> None:

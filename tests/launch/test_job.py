@@ -57,8 +57,10 @@ def test_the_last_one_fails() -> None:
 def test_not_started_after_all() -> None:
     job = JobState(["a:0", "b:0"])
     job.stop(Stop("error"))
+    phases = []
     job.dropped("b:0")
-    assert job.phase is Phase.ENDING
+    phases.append(job.phase)
     job.exited("a:0", -15)
-    assert job.phase is Phase.ENDED
+    phases.append(job.phase)
+    assert phases == [Phase.ENDING, Phase.ENDED]
     assert job.returncodes == {"a:0": -15}

@@ -104,7 +104,8 @@ async def test_a_blocked_or_ignored_request_to_end_is_not_inherited(tmp_path: Pa
 
 
 GRANDCHILD = """
-    child = subprocess.Popen([sys.executable, "-c", "import signal, time; {ignore}; print('up', flush=True); time.sleep(60)"], stdout=subprocess.PIPE)
+    code = "import signal, time; {ignore}; print('up', flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     child.stdout.readline()
     note("child", child.pid)
 """
