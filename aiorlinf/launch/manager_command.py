@@ -52,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="FILE",
         help="holds the job's secret; made with a random one if it does not exist (default: AIORLINF_TOKEN, else a random one)",
     )
-    parser.set_defaults(handler=run)
+    parser.set_defaults(run=run)
     return parser
 
 
