@@ -232,7 +232,7 @@ def test_sections_within_lists_and_mappings() -> None:
     made = load({"name": "n", "pairs": [{"src": "a", "delay_ms": 2}], "sizes": {"big": 3}})
     assert made == _Emulation("n", True, (_Pair("a", 2.0),), {"big": 3})
     assert load(config_to_dict(made)) == made
-    for data, path in [
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"name": "n", "pairs": [{"src": "a"}, {"delay": 2}]}, "x.pairs[1].delay"),
         ({"name": "n", "pairs": [{"delay_ms": -2}]}, "x.pairs[0].delay_ms"),
         ({"name": "n", "pairs": {}}, "x.pairs"),
@@ -240,7 +240,8 @@ def test_sections_within_lists_and_mappings() -> None:
         ({"name": "n", "sizes": [1]}, "x.sizes"),
         ({"name": "n"}, "x.pairs"),
         ({"enabled": False}, "x.name"),
-    ]:
+    ]
+    for data, path in wrong:
         with pytest.raises(ConfigError) as caught:
             load(data)
         assert caught.value.path == path
@@ -255,7 +256,7 @@ _values = st.recursive(
 
 
 @given(st.dictionaries(_keys, _values, max_size=3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_whatever_is_loaded_it_is_a_record_or_a_config_error(data: dict[str, Any]) -> None:
     try:
         record = load_config(data)

@@ -42,6 +42,7 @@ __all__ = [
     "Hello",
     "Instruction",
     "Refusal",
+    "Role",
     "ServerHandshake",
     "Write",
     "library_version",
@@ -76,7 +77,7 @@ def library_versions() -> dict[str, str]:
 def _installed_version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+    except (importlib.metadata.PackageNotFoundError, OSError):  # not installed, or no file descriptor left to look
         return "unknown"
 
 
