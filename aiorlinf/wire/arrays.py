@@ -17,9 +17,8 @@ __all__ = ["array_leaf", "array_over", "dtype_token"]
 
 def dtype_token(dtype: np.dtype[Any]) -> str | None:
     """The dtype as a short text, if that text says all about it."""
-    text = dtype.str
-    if dtype.metadata is None and dtype.fields is None and dtype.subdtype is None and np.dtype(text) == dtype:
-        return text
+    if dtype.isbuiltin == 1 or dtype.kind in "mMSU":
+        return dtype.str if dtype.metadata is None else None
     return None
 
 
@@ -32,9 +31,11 @@ def array_leaf(array: NDArray[Any]) -> tuple[Leaf, str]:
             array = array.T
         else:
             array = array.copy(order="C")
-    if not array.nbytes:
+    nbytes = array.nbytes
+    if not nbytes:
         return raw_leaf(memoryview(b"")), order
-    return raw_leaf(memoryview(array.reshape(-1).view(np.uint8))), order
+    flat: Any = array.reshape(-1).view(np.uint8)
+    return raw_leaf(memoryview(flat)), order
 
 
 def array_over(store: Any, dtype: Any, shape: tuple[int, ...], order: str, writeable: bool) -> NDArray[Any]:

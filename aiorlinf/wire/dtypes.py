@@ -32,10 +32,10 @@ NAMES: dict[torch.dtype, str] = _every_dtype()
 
 DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in NAMES.items()}
 
-NUMPY: dict[torch.dtype, np.dtype[Any]] = {
-    getattr(torch, name): np.dtype(name)
-    for name in (
-        "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split()
-    )
-}
-"""Those that NumPy knows too: such a tensor can be laid over memory of any shape in one step."""
+_NUMPY_TOO = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+
+NUMPY: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in _NUMPY_TOO}
+"""Those that NumPy knows under the same name: such a tensor can be laid over memory of any shape in one step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -12,7 +13,7 @@ __all__ = ["INDEXED", "SPLICED", "Flat", "Kind"]
 INDEXED = 1
 """Flag of the tensor containers: elements name their leaf by number, because one tensor occurs more than once."""
 SPLICED = 2
-"""Flag of the pickled kinds: long pieces of the stream travel as leaves."""
+"""Flag of the kinds with a codec: long pieces of the skeleton travel as leaves."""
 
 
 class Kind(IntEnum):
@@ -39,7 +40,7 @@ class Flat:
     """
 
     kind: Kind
-    skeleton: list[bytes]
+    skeleton: Sequence[bytes | bytearray]
     leaves: list[Leaf]
     flags: int = field(default=0)
 
@@ -53,6 +54,4 @@ class Flat:
 
         Arrays and bytes have no counter, nor have tensors made in inference mode: writes to them go unnoticed.
         """
-        return tuple(
-            [leaf.tensor._version for leaf in self.leaves if leaf.tensor is not None and not leaf.tensor.is_inference()]
-        )
+        return tuple([leaf.tensor._version for leaf in self.leaves if leaf.tensor is not None and not leaf.tensor.is_inference()])

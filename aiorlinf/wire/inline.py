@@ -1,23 +1,44 @@
 """Small messages as one run of bytes: the manifest, then the payload of every leaf in order, without gaps.
 
-This is the path of most messages, so it avoids work that gives the same result every time: the manifest of a tensor is made and
-read once per dtype, shape and flags.
+This is the path of most messages, so it avoids work that gives the same result every time: the manifest of a tensor, and of a
+flat container of tensors, is read once per form.
 """
 
 from __future__ import annotations
 
-from ctypes import string_at
 from typing import Any
 
 import torch
 
-from aiorlinf.errors import WireError
-from aiorlinf.wire.flat import Flat
-from aiorlinf.wire.leaves import Device, Leaf
-from aiorlinf.wire.manifest import encode_manifest, read_manifest
+from aiorlinf.errors import UnsupportedObject, WireError
+from aiorlinf.wire import pickled
+from aiorlinf.wire.flat import Flat, Kind
+from aiorlinf.wire.leaves import Device, LeafSpec, known_spec, tensor_bytes, tensor_over
+from aiorlinf.wire.manifest import HEAD, Limits, Manifest, encode_manifest, read_manifest
 from aiorlinf.wire.tree import assemble, flatten
 
-__all__ = ["decode_inline", "encode_inline", "pack_inline"]
+__all__ = ["MANIFEST_MAX", "decode_inline", "encode_inline", "pack_inline"]
+
+MANIFEST_MAX = 1024 * 1024
+"""A message with a larger manifest is not inline, however small its payload."""
+
+_LIMITS = Limits(max_manifest_bytes=MANIFEST_MAX)
+
+_TENSOR = int(Kind.TENSOR)
+_DICT = int(Kind.DICT)
+_OBJECT = int(Kind.OBJECT)
+_HEAD_SIZE = HEAD.size
+_CACHE_MAX = 512
+_CACHED_MAX = 2048
+
+# Manifests of single tensors, by their entries.
+_heads: dict[bytes, bytes] = {}
+
+
+def _head(spec: LeafSpec) -> bytes:
+    if len(_heads) >= _CACHE_MAX:
+        _heads.clear()
+    return HEAD.pack(_TENSOR, 0, 1, 0, len(spec.entry)) + spec.entry
 
 
 def encode_inline(obj: Any, limit: int, *, allow_pickle: bool = True) -> bytes | Flat:
@@ -26,27 +47,39 @@ def encode_inline(obj: Any, limit: int, *, allow_pickle: bool = True) -> bytes |
     Raises:
         NonContiguousTensor, UnsupportedObject: as `flatten`.
     """
+    if type(obj) is torch.Tensor:
+        spec = known_spec(obj)
+        if spec is not None and spec.nbytes <= limit:
+            head = _heads.get(spec.entry)
+            if head is None:
+                head = _heads[spec.entry] = _head(spec)
+            return head + tensor_bytes(obj, spec)
     flat = flatten(obj, allow_pickle=allow_pickle)
+    if not flat.leaves and not flat.flags and len(flat.skeleton) == 1:
+        skeleton = flat.skeleton[0]
+        return HEAD.pack(flat.kind, 0, 0, len(skeleton), 0) + skeleton
     total = 0
     for leaf in flat.leaves:
         total += leaf.spec.nbytes
         if total > limit or leaf.spec.device is not Device.CPU:
             return flat
-    return pack_inline(flat)
+    try:
+        return pack_inline(flat)
+    except UnsupportedObject:
+        return flat
 
 
 def pack_inline(flat: Flat) -> bytes:
-    """The message of a flattened object, whatever its size; all leaves must be in CPU memory."""
-    return b"".join((encode_manifest(flat), *map(_payload, flat.leaves)))
+    """The message of a flattened object with all its leaves in CPU memory, however large these are.
+
+    Raises:
+        UnsupportedObject: the manifest is larger than MANIFEST_MAX.
+    """
+    return b"".join([encode_manifest(flat, limits=_LIMITS), *[leaf.tobytes() for leaf in flat.leaves]])
 
 
-def _payload(leaf: Leaf) -> bytes | memoryview:
-    memory = leaf.memory
-    if memory is not None:
-        return string_at(memory.data_ptr(), leaf.spec.nbytes)
-    raw = leaf.raw
-    assert raw is not None, "a leaf outside CPU memory"
-    return raw
+# Manifests by their bytes, of the kinds that do not pickle.
+_manifests: dict[bytes, Manifest] = {}
 
 
 def decode_inline(body: memoryview, *, allow_pickle: bool = True) -> Any:
@@ -56,9 +89,33 @@ def decode_inline(body: memoryview, *, allow_pickle: bool = True) -> Any:
         WireError: malformed.
         UnsupportedObject: it cannot be rebuilt here, as `rebuild`.
     """
-    manifest, at = read_manifest(body)
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return _decode(body, allow_pickle)
+    return _decode(body, allow_pickle)
+
+
+def _decode(body: memoryview, allow_pickle: bool) -> Any:
+    if len(body) < _HEAD_SIZE:
+        raise WireError(f"a message of {len(body)} bytes is shorter than its head")
+    kind, flags, count, skeleton_size, table_size = HEAD.unpack_from(body)
+    at = _HEAD_SIZE + skeleton_size + table_size
+    if kind <= _DICT and at <= _CACHED_MAX:
+        form = bytes(body[:at])
+        manifest = _manifests.get(form)
+        if manifest is None:
+            manifest, _ = read_manifest(memoryview(form))
+            if len(_manifests) >= _CACHE_MAX:
+                _manifests.clear()
+            _manifests[form] = manifest
+    elif kind == _OBJECT and at == len(body) and not flags and not count and not table_size and allow_pickle:
+        return pickled.load(body[_HEAD_SIZE:], (), ())
+    else:
+        manifest, at = read_manifest(body, Limits(max_manifest_bytes=len(body)))
     if at + manifest.payload_bytes != len(body):
         raise WireError(f"{len(body) - at} bytes of payload where {manifest.payload_bytes} were announced")
+    if kind == _TENSOR:
+        return tensor_over(bytearray(body[at:]), manifest.specs[0])
     stores = []
     for spec in manifest.specs:
         end = at + spec.nbytes

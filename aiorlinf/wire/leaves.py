@@ -6,7 +6,9 @@ must know before the bytes land. Python attributes, hooks and ``grad`` of a tens
 
 from __future__ import annotations
 
+import ctypes
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -27,8 +29,10 @@ __all__ = [
     "Leaf",
     "LeafSpec",
     "Refused",
+    "known_spec",
     "raw_leaf",
     "read_spec",
+    "tensor_bytes",
     "tensor_leaf",
     "tensor_over",
 ]
@@ -46,6 +50,7 @@ ENTRY_MIN = _ENTRY.size
 _MAX_DIMS = 255
 _MAX_NUMPY_DIMS = 32  # NumPy 1.x; 2.x has 64
 _CACHE_MAX = 4096
+_STRIDED = torch.strided
 
 
 class Device(IntEnum):
@@ -60,6 +65,7 @@ class Device(IntEnum):
 
 
 _DEVICES = {device.name.lower(): device for device in Device}
+_DEVICE_CODES = frozenset(map(int, Device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,8 @@ class LeafSpec:
         flags: PARAMETER, REQUIRES_GRAD, RAW, STREAM.
         device: kind of memory on the sender.
         entry: the spec as it stands in a manifest.
+        torch_dtype: the element type here; None for a raw buffer, and for a dtype that this process's torch does not know.
+        numpy_dtype: the same for NumPy, if tensors of this dtype and number of dimensions can be made through it.
     """
 
     nbytes: int
@@ -81,11 +89,17 @@ class LeafSpec:
     flags: int = 0
     device: Device = Device.CPU
     entry: bytes = field(init=False, repr=False, compare=False)
+    torch_dtype: torch.dtype | None = field(init=False, repr=False, compare=False)
+    numpy_dtype: np.dtype[Any] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         name = self.dtype.encode("ascii")
         head = _ENTRY.pack(self.flags, self.device, len(self.shape), len(name), self.nbytes)
-        object.__setattr__(self, "entry", b"".join((head, name, struct.pack(f"<{len(self.shape)}Q", *self.shape))))
+        entry = b"".join((head, name, struct.pack(f"<{len(self.shape)}Q", *self.shape)))
+        torch_dtype = DTYPES.get(self.dtype)
+        numpy_dtype = NUMPY.get(self.dtype) if len(self.shape) <= _MAX_NUMPY_DIMS else None
+        for field_name, value in (("entry", entry), ("torch_dtype", torch_dtype), ("numpy_dtype", numpy_dtype)):
+            object.__setattr__(self, field_name, value)
 
     @property
     def is_tensor(self) -> bool:
@@ -144,26 +158,34 @@ class Leaf:
             raw = self._raw = _bytes_of(self._memory) if self.spec.nbytes else memoryview(b"")
         return raw
 
+    def tobytes(self) -> bytes:
+        """A copy of the payload. For small ones this is much cheaper than `raw`; it must be in CPU memory."""
+        if self._memory is not None:
+            return _bytes_at(self._memory.data_ptr(), self.spec.nbytes)
+        return b"" if self._raw is None else bytes(self._raw)
+
     def __repr__(self) -> str:
         return f"<Leaf {self.spec}>"
 
 
+# ctypes.string_at takes the size as a C int, which 2 GiB overflow.
+_bytes_at: Callable[[int, int], bytes] = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
+
+
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    array: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
 
 
-_specs: dict[tuple[torch.dtype, torch.Size, int, torch.device], LeafSpec] = {}
+# Specs of tensors in CPU memory, which is all of them in most jobs. The values are shared, so a manifest's entry is made once.
+_specs: dict[tuple[torch.dtype, torch.Size, bool, type], LeafSpec] = {}
 
 
-def _spec_of(dtype: torch.dtype, shape: torch.Size, flags: int, device: torch.device) -> LeafSpec:
-    key = (dtype, shape, flags, device)
-    spec = _specs.get(key)
-    if spec is None:
-        spec = LeafSpec(shape.numel() * dtype.itemsize, NAMES[dtype], tuple(shape), flags, _DEVICES[device.type])
-        if len(_specs) >= _CACHE_MAX:
-            _specs.clear()
-        _specs[key] = spec
-    return spec
+def tensor_bytes(tensor: torch.Tensor, spec: LeafSpec) -> bytes:
+    """A copy of the bytes of a tensor to which `known_spec` gave `spec`."""
+    return _bytes_at(tensor.data_ptr(), spec.nbytes)
 
 
 def tensor_leaf(tensor: torch.Tensor) -> Leaf | None:
@@ -172,22 +194,42 @@ def tensor_leaf(tensor: torch.Tensor) -> Leaf | None:
     Raises:
         Refused: not contiguous, or without memory that could be sent.
     """
+    spec = known_spec(tensor)
+    if spec is not None:
+        return Leaf(spec, tensor, tensor, None)
+    return _tensor_leaf_carefully(tensor)
+
+
+def known_spec(tensor: torch.Tensor) -> LeafSpec | None:
+    """The spec of a tensor or Parameter in CPU memory that can travel just as it lies there, if one of its form was seen before."""
+    try:
+        if tensor.is_cpu and tensor.layout is _STRIDED and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
+            spec = _specs.get((tensor.dtype, tensor.shape, tensor.requires_grad, type(tensor)))
+            if spec is not None and tensor.data_ptr():
+                return spec
+    except RuntimeError:
+        pass  # one of the kinds that lack such a property; the careful way tells which
+    return None
+
+
+def _tensor_leaf_carefully(tensor: torch.Tensor) -> Leaf | None:
     dtype = tensor.dtype
-    if tensor.layout is not torch.strided or tensor.is_nested or dtype not in NAMES:
+    if tensor.layout is not _STRIDED or tensor.is_nested or dtype not in NAMES:
         return None
     device = tensor.device
     shape = tensor.shape
-    if device.type not in _DEVICES:
+    place = _DEVICES.get(device.type)
+    if place is None:
         raise Refused(tensor, f"a tensor on device {device.type!r} holds no values that could be sent")
     if len(shape) > _MAX_DIMS:
         raise Refused(tensor, f"a tensor of {len(shape)} dimensions; at most {_MAX_DIMS} can travel")
     if not tensor.is_contiguous():
         raise Refused(tensor, "not contiguous", strided=True)
+    flags = (REQUIRES_GRAD if tensor.requires_grad else 0) | (PARAMETER if type(tensor) is Parameter else 0)
+    spec = LeafSpec(shape.numel() * dtype.itemsize, NAMES[dtype], tuple(shape), flags, place)
     memory = tensor
     if tensor.is_conj() or tensor.is_neg():
         memory = tensor.detach().resolve_conj().resolve_neg()
-    flags = (REQUIRES_GRAD if tensor.requires_grad else 0) | (PARAMETER if type(tensor) is Parameter else 0)
-    spec = _spec_of(dtype, shape, flags, device)
     if spec.nbytes:
         try:
             address = memory.data_ptr()
@@ -197,12 +239,29 @@ def tensor_leaf(tensor: torch.Tensor) -> Leaf | None:
             if not memory._is_zerotensor():
                 raise Refused(tensor, "the tensor's storage was freed (resized to 0)")
             memory = torch.zeros(shape, dtype=dtype, device=device)
+    if place is Device.CPU:
+        if len(_specs) >= _CACHE_MAX:
+            _specs.clear()
+        _specs[(dtype, shape, tensor.requires_grad, type(tensor))] = spec
     return Leaf(spec, tensor, memory, None)
 
 
 def raw_leaf(view: memoryview, flags: int = RAW) -> Leaf:
     """The leaf of a flat view of bytes. The view keeps its memory alive."""
-    return Leaf(LeafSpec(view.nbytes, "", (), flags), None, None, view)
+    key = (view.nbytes, flags)
+    spec = _raw_specs.get(key)
+    if spec is None:
+        if len(_raw_specs) >= _CACHE_MAX:
+            _raw_specs.clear()
+        spec = _raw_specs[key] = LeafSpec(view.nbytes, "", (), flags)
+    return Leaf(spec, None, None, view)
+
+
+_raw_specs: dict[tuple[int, int], LeafSpec] = {}
+
+
+# Specs by their entries: most messages of a job look like one before.
+_read: dict[bytes, LeafSpec] = {}
 
 
 def read_spec(view: memoryview, offset: int) -> tuple[LeafSpec, int]:
@@ -212,36 +271,47 @@ def read_spec(view: memoryview, offset: int) -> tuple[LeafSpec, int]:
         WireError: cut short, or contradicting itself.
     """
     try:
-        flags, device, dims, name_len, nbytes = _ENTRY.unpack_from(view, offset)
-        offset += _ENTRY.size
-        name = str(view[offset : offset + name_len], "ascii")
-        offset += name_len
-        shape = struct.unpack_from(f"<{dims}Q", view, offset)
-        offset += 8 * dims
-        spec = LeafSpec(nbytes, name, shape, flags, Device(device))
-    except (struct.error, ValueError) as error:
-        raise WireError(f"malformed leaf description: {error}") from None
-    if flags & ~_ALL_FLAGS:
-        raise WireError(f"leaf with unknown flags {flags:#x}")
+        end = offset + ENTRY_MIN + 8 * view[offset + 2] + view[offset + 3]
+    except IndexError:
+        raise WireError("leaf description cut short") from None
+    entry = bytes(view[offset:end])
+    spec = _read.get(entry)
+    if spec is None:
+        if offset + len(entry) != end:
+            raise WireError("leaf description cut short")
+        if len(_read) >= _CACHE_MAX:
+            _read.clear()
+        spec = _read[entry] = _parse_entry(entry)
+    return spec, end
+
+
+def _parse_entry(entry: bytes) -> LeafSpec:
+    flags, device, dims, name_len, nbytes = _ENTRY.unpack_from(entry)
+    if flags & ~_ALL_FLAGS or device not in _DEVICE_CODES:
+        raise WireError(f"leaf with unknown flags {flags:#x} or device {device}")
+    name = entry[ENTRY_MIN : ENTRY_MIN + name_len].decode("latin-1")
+    shape = struct.unpack_from(f"<{dims}Q", entry, ENTRY_MIN + name_len)
     if flags & RAW:
         if name or shape or flags & (PARAMETER | REQUIRES_GRAD):
             raise WireError("a raw buffer with the description of a tensor")
-    else:
-        if not name.isidentifier() or flags & STREAM:
-            raise WireError(f"a tensor of dtype {name!r} and flags {flags:#x}")
-        _check_size(spec)
-    return spec, offset
+        return LeafSpec(nbytes, "", (), flags, Device(device))
+    if flags & STREAM or not (name.isascii() and name.isidentifier()):
+        raise WireError(f"a tensor of dtype {name!r} and flags {flags:#x}")
+    spec = LeafSpec(nbytes, name, shape, flags, Device(device))
+    _check_size(spec)
+    return spec
 
 
 def _check_size(spec: LeafSpec) -> None:
+    dtype = spec.torch_dtype
+    if dtype is None:
+        return  # a newer torch, not a broken stream: it fails the one message, when the tensor is to be made
     numel = 1
     for dim in spec.shape:
         numel *= dim
-    dtype = DTYPES.get(spec.dtype)
-    # An unknown dtype is a newer torch, not a broken stream: it fails the one message, when the tensor is made.
-    if dtype is not None and numel * dtype.itemsize != spec.nbytes:
+    if numel * dtype.itemsize != spec.nbytes:
         raise WireError(f"{spec} takes {numel * dtype.itemsize} bytes, but {spec.nbytes} are announced")
-    if dtype is not None and spec.flags & REQUIRES_GRAD and not (dtype.is_floating_point or dtype.is_complex):
+    if spec.flags & REQUIRES_GRAD and not (dtype.is_floating_point or dtype.is_complex):
         raise WireError(f"{spec} cannot require a gradient")
 
 
@@ -255,24 +325,31 @@ def tensor_over(store: Any, spec: LeafSpec) -> torch.Tensor:
         UnsupportedObject: the dtype is not known to the torch of this process.
         WireError: torch cannot make such a tensor (sizes beyond its bounds).
     """
-    dtype = DTYPES.get(spec.dtype)
+    numpy_dtype = spec.numpy_dtype
+    try:
+        if numpy_dtype is not None:
+            tensor = torch.from_numpy(np.ndarray(spec.shape, numpy_dtype, store))
+        else:
+            tensor = _tensor_without_numpy(store, spec)
+        if not spec.flags:
+            return tensor
+        if spec.flags & PARAMETER:
+            return Parameter(tensor, requires_grad=bool(spec.flags & REQUIRES_GRAD))
+        return tensor.requires_grad_()
+    except (RuntimeError, ValueError, TypeError, OverflowError) as error:
+        if isinstance(error, UnsupportedObject):
+            raise
+        raise WireError(f"cannot make {spec}: {error}") from error
+
+
+def _tensor_without_numpy(store: Any, spec: LeafSpec) -> torch.Tensor:
+    dtype = spec.torch_dtype
     if dtype is None:
         raise UnsupportedObject(
             f"the sender's dtype {spec.dtype!r} is not known to torch {torch.__version__} of this process",
             hint="use one torch version on both sides",
         )
-    numpy_dtype = NUMPY.get(dtype)
-    try:
-        if numpy_dtype is not None and len(spec.shape) <= _MAX_NUMPY_DIMS:
-            tensor = torch.from_numpy(np.ndarray(spec.shape, numpy_dtype, store))
-        elif spec.nbytes:
-            tensor = torch.frombuffer(store, dtype=dtype).resize_(spec.shape)
-        else:
-            tensor = torch.frombuffer(bytearray(dtype.itemsize), dtype=dtype).resize_(spec.shape)
-    except (RuntimeError, ValueError, TypeError, OverflowError) as error:
-        raise WireError(f"cannot make {spec}: {error}") from error
-    if spec.flags & PARAMETER:
-        return Parameter(tensor, requires_grad=bool(spec.flags & REQUIRES_GRAD))
-    if spec.flags & REQUIRES_GRAD:
-        tensor.requires_grad_()
-    return tensor
+    if not spec.nbytes:
+        store = bytearray(dtype.itemsize)  # torch takes no empty buffer
+    tensor = torch.frombuffer(store, dtype=dtype)
+    return tensor if len(spec.shape) == 1 and spec.nbytes else tensor.resize_(spec.shape)

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 __all__ = ["find", "narrow"]
 
-_VISIT_MAX = 100_000
+_VISITS_MAX = 100_000
+_TRIALS_MAX = 10_000
+_DEPTH_MAX = 50
 
 
-def children(obj: Any) -> Iterator[tuple[str, Any]]:
+def _children(obj: Any) -> Iterator[tuple[str, Any]]:
     """The parts of a container or instance, each with what follows its owner's path."""
-    if isinstance(obj, str | bytes | bytearray | int | float | complex | None):
-        return
     if isinstance(obj, Mapping):
         for key in list(obj):
             yield f"[{key!r}]", obj[key]
     elif isinstance(obj, tuple) and hasattr(obj, "_fields"):
         yield from ((f".{name}", value) for name, value in zip(obj._fields, obj, strict=False))
-    elif isinstance(obj, list | tuple):
+    elif isinstance(obj, list | tuple | deque):
         yield from ((f"[{index}]", value) for index, value in enumerate(obj))
     elif isinstance(obj, set | frozenset):
         yield from (("{...}", value) for value in obj)
+    if isinstance(obj, type):
+        return
     state = getattr(obj, "__dict__", None)
-    if isinstance(state, dict) and not isinstance(obj, type):
+    if isinstance(state, dict):
         yield from ((f".{name}", value) for name, value in list(state.items()))
     for cls in type(obj).__mro__:
         slots = cls.__dict__.get("__slots__", ())
@@ -33,33 +36,43 @@ def children(obj: Any) -> Iterator[tuple[str, Any]]:
                 yield f".{name}", getattr(obj, name)
 
 
-def find(root: Any, wanted: Callable[[Any], bool]) -> str | None:
-    """The path of the first part (the nearest to the root) for which `wanted` holds; None if there is none."""
+def _parts(obj: Any) -> list[tuple[str, Any]]:
+    try:
+        return list(_children(obj))
+    except Exception:  # foreign mappings and attributes run foreign code; then the path ends at their owner
+        return []
+
+
+def find(root: Any, wanted: object) -> str | None:
+    """The path of the very object `wanted`, the one nearest to the root; None if it is not found."""
     seen: set[int] = set()
     level: list[tuple[str, Any]] = [("obj", root)]
-    while level and len(seen) < _VISIT_MAX:
+    while level and len(seen) < _VISITS_MAX:
         below: list[tuple[str, Any]] = []
         for path, part in level:
-            if wanted(part):
+            if part is wanted:
                 return path
-            if id(part) in seen:
-                continue
-            seen.add(id(part))
-            below += [(path + step, child) for step, child in children(part)]
+            if id(part) not in seen:
+                seen.add(id(part))
+                below += [(path + step, child) for step, child in _parts(part)]
         level = below
     return None
 
 
 def narrow(root: Any, fails: Callable[[Any], bool]) -> str:
-    """The path of the deepest part that still fails, following the first failing child from level to level."""
+    """The path of the deepest part that still fails by itself, following the first failing one from level to level."""
     path, part = "obj", root
-    seen: set[int] = set()
-    while id(part) not in seen and len(seen) < _VISIT_MAX:
-        seen.add(id(part))
-        for step, child in children(part):
+    seen: set[int] = {id(root)}
+    trials = 0
+    for _ in range(_DEPTH_MAX):
+        for step, child in _parts(part):
+            trials += 1
+            if trials > _TRIALS_MAX:
+                return path
             if id(child) not in seen and fails(child):
                 path, part = path + step, child
+                seen.add(id(child))
                 break
         else:
-            break
+            return path
     return path

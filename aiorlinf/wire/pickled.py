@@ -13,18 +13,19 @@ from __future__ import annotations
 import array
 import pickle
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import Parameter
 
-from aiorlinf.errors import AiorlinfError, UnsupportedObject
+from aiorlinf.errors import UnsupportedObject, WireError
 from aiorlinf.wire.arrays import array_leaf, array_over, dtype_token
 from aiorlinf.wire.leaves import RAW, STREAM, Leaf, Refused, raw_leaf, tensor_leaf
 
-__all__ = ["Pickled", "dump", "load"]
+__all__ = ["dump", "load"]
 
 _SPLICE_MIN = 64 * 1024
 _KEEP_MAX = 4096
@@ -75,7 +76,7 @@ class _Pickler(pickle.Pickler):
         if reduce is not None:
             return reduce(obj, self.sink)
         if isinstance(obj, torch.Tensor):
-            return _reduce_odd_tensor(obj, self.sink)
+            return _reduce_subclass(obj, self.sink)
         return NotImplemented
 
 
@@ -86,46 +87,128 @@ def _same(leaf: Any) -> Any:
 def _reduce_tensor(tensor: torch.Tensor, sink: _Sink) -> Any:
     leaf = tensor_leaf(tensor)
     if leaf is None:
-        return _reduce_odd_tensor(tensor, sink)
+        return _reduce_odd(tensor)
     sink.pending = leaf
     return _same, (_PLACE,)
 
 
-def _reduce_odd_tensor(tensor: torch.Tensor, sink: _Sink) -> Any:
+def _reduce_odd(tensor: torch.Tensor) -> Any:
+    """Sparse, quantised, nested: torch knows the parts and how to join them. The parts come back to this pickler one by one."""
+    if tensor.is_quantized and not tensor.is_contiguous():
+        raise Refused(tensor, "not contiguous", strided=True)
+    if tensor.is_meta:
+        raise Refused(tensor, f"a {tensor.layout} tensor on device 'meta' holds no values that could be sent")
+    bare = tensor.detach()
+    if bare.is_quantized and bare.untyped_storage().nbytes() > bare.nbytes:
+        bare = bare.clone()  # its storage is what travels
+    reduction: Any = bare
+    join, parts = reduction.__reduce_ex__(5)[:2]
+    return _join, (join, _contiguous(parts), tensor.requires_grad, type(tensor) is Parameter)
+
+
+def _contiguous(parts: Any) -> Any:
+    if isinstance(parts, torch.Tensor):
+        return parts.contiguous() if parts.layout is torch.strided else parts
+    return tuple(map(_contiguous, parts)) if type(parts) is tuple else parts
+
+
+def _join(join: Callable[..., torch.Tensor], parts: tuple[Any, ...], requires_grad: bool, parameter: bool) -> torch.Tensor:
+    tensor = join(*parts)
+    if parameter:
+        return Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+_ORDINARY_REDUCTIONS = (torch.Tensor.__reduce_ex__, Parameter.__reduce_ex__)
+
+
+def _reduce_subclass(tensor: torch.Tensor, sink: _Sink) -> Any:
+    """A class of its own keeps its reduction, if it has one. Otherwise: its values as a leaf, its class, its attributes."""
+    cls = type(tensor)
     fake = sys.modules.get("torch._subclasses.fake_tensor")
-    if tensor.is_meta or (fake is not None and isinstance(tensor, fake.FakeTensor)):
-        raise Refused(tensor, f"a {type(tensor).__name__} on device {tensor.device.type!r} holds no values that could be sent")
-    return NotImplemented
+    if fake is not None and isinstance(tensor, fake.FakeTensor):
+        raise Refused(tensor, "a FakeTensor holds no values that could be sent")
+    if cls.__reduce_ex__ not in _ORDINARY_REDUCTIONS or cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return NotImplemented
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            leaf = tensor_leaf(tensor.detach().as_subclass(torch.Tensor))
+        except Refused as refused:
+            raise Refused(tensor, refused.reason, strided=refused.strided) from refused.__cause__
+        requires_grad = tensor.requires_grad
+    if leaf is None:
+        return NotImplemented
+    sink.pending = Leaf(leaf.spec, tensor, leaf.memory, None)
+    return _as_subclass, (_PLACE, cls, requires_grad, object.__getstate__(tensor))
+
+
+def _as_subclass(values: torch.Tensor, cls: type[torch.Tensor], requires_grad: bool, state: Any) -> torch.Tensor:
+    tensor = values.as_subclass(cls)
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    for name, value in {**(attributes or {}), **(slots or {})}.items():
+        setattr(tensor, name, value)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _reduce_untyped_storage(storage: torch.UntypedStorage, sink: _Sink) -> Any:
+    values = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    sink.pending = tensor_leaf(values)
+    return _storage_of, (_PLACE,)
+
+
+def _storage_of(values: torch.Tensor) -> torch.UntypedStorage:
+    return values.untyped_storage()
+
+
+def _reduce_typed_storage(storage: torch.TypedStorage, sink: _Sink) -> Any:
+    return _typed_storage, (storage._untyped_storage, storage.dtype)
+
+
+def _typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
+    make: Any = torch.TypedStorage
+    typed: torch.TypedStorage = make(wrap_storage=storage, dtype=dtype, _internal=True)
+    return typed
 
 
 def _reduce_array(array: np.ndarray[Any, Any], sink: _Sink) -> Any:
     dtype = array.dtype
     if dtype.hasobject or not dtype.itemsize:
-        return NotImplemented
+        # NumPy's own way, element by element; it forgets the read-only flag.
+        return NotImplemented if array.flags.writeable else (_read_only, (array.copy(order="K"),))
     leaf, order = array_leaf(array)
     sink.pending = leaf
     return array_over, (_PLACE, dtype_token(dtype) or dtype, array.shape, order, array.flags.writeable)
 
 
+def _read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    array.flags.writeable = False
+    return array
+
+
 def _reduce_memoryview(view: memoryview, sink: _Sink) -> Any:
-    if view.c_contiguous and view.ndim == 1 and len(view.format) == 1:
+    if view.ndim == 1 and view.nbytes and view.c_contiguous and view.format in _CASTABLE:
         sink.pending = raw_leaf(view.cast("B"))
         return _memoryview_over, (_PLACE, view.format, view.readonly)
     # Any other layout: NumPy knows how to describe it, and keeps the shape.
     return memoryview, (np.asarray(view),)
 
 
-def _memoryview_over(store: memoryview, format: str, readonly: bool) -> memoryview:
-    view = store.cast(format) if format != "B" else store
+_CASTABLE = frozenset("cbB?hHiIlLqQfd")
+
+
+def _memoryview_over(store: memoryview, format: Any, readonly: bool) -> memoryview[Any]:
+    view: memoryview[Any] = store.cast(format)
     return view.toreadonly() if readonly else view
 
 
 def _reduce_array_array(values: array.array[Any], sink: _Sink) -> Any:
-    sink.pending = raw_leaf(memoryview(values).cast("B"))
+    if values.typecode in "uw":
+        return NotImplemented  # text: its items have no fixed size between systems
+    sink.pending = raw_leaf(memoryview(values).cast("B") if len(values) else memoryview(b""))
     return _array_array_from, (values.typecode, _PLACE)
 
 
-def _array_array_from(typecode: str, store: memoryview) -> array.array[Any]:
+def _array_array_from(typecode: Any, store: memoryview) -> array.array[Any]:
     values: array.array[Any] = array.array(typecode)
     values.frombytes(store)
     return values
@@ -134,6 +217,8 @@ def _array_array_from(typecode: str, store: memoryview) -> array.array[Any]:
 _REDUCERS: dict[type, Callable[[Any, _Sink], Any]] = {
     torch.Tensor: _reduce_tensor,
     Parameter: _reduce_tensor,
+    torch.UntypedStorage: _reduce_untyped_storage,
+    torch.TypedStorage: _reduce_typed_storage,
     np.ndarray: _reduce_array,
     memoryview: _reduce_memoryview,
     array.array: _reduce_array_array,
@@ -144,19 +229,8 @@ _REDUCERS: dict[type, Callable[[Any, _Sink], Any]] = {
 _idle: list[_Pickler] = []
 
 
-class Pickled:
-    """An object's pickle stream: segments with gaps at `splices`, where the STREAM leaves belong in order."""
-
-    __slots__ = ("leaves", "segments", "splices")
-
-    def __init__(self, segments: list[bytes], leaves: list[Leaf], splices: list[int]) -> None:
-        self.segments = segments
-        self.leaves = leaves
-        self.splices = splices
-
-
-def dump(obj: Any) -> Pickled:
-    """Pickle `obj`.
+def dump(obj: Any) -> tuple[list[bytes], list[Leaf], list[int]]:
+    """Pickle `obj`: the stream in segments, the leaves, and the offsets in the stream where the STREAM leaves belong in order.
 
     Raises:
         Refused: a tensor in it cannot travel.
@@ -170,70 +244,78 @@ def dump(obj: Any) -> Pickled:
         pickler.sink = sink
     sink = pickler.sink
     pickler.dump(obj)
-    pickled = Pickled(sink.segments, sink.leaves, sink.splices)
+    result = sink.segments, sink.leaves, sink.splices
     if sink.size < _KEEP_MAX and not sink.splices:
         # Clearing takes time by the largest memo ever held, so only those that stayed small are kept.
         pickler.clear_memo()
         sink.reset()
         _idle.append(pickler)
-    return pickled
+    return result
 
 
 class _Reader:
     """The stream put together again for the unpickler, without joining it."""
 
-    __slots__ = ("_at", "_parts")
+    __slots__ = ("_at", "_left", "_parts")
 
     def __init__(self, parts: list[memoryview]) -> None:
-        self._parts = parts
-        self._at = 0
+        self._parts = deque(parts)  # none of them empty
+        self._at = 0  # in the first of them
+        self._left = sum(map(len, parts))
 
-    def read(self, size: int) -> bytes | memoryview:
-        part = self._parts[0] if self._parts else memoryview(b"")
-        if self._at + size <= len(part):
+    def read(self, size: int) -> Any:
+        """A view where the unpickler wants bytes; it accepts any buffer, and copies what it keeps."""
+        if self._parts and self._at + size < len(self._parts[0]):
             self._at += size
-            return part[self._at - size : self._at]
-        out = bytearray(min(size, sum(map(len, self._parts)) - self._at))
+            self._left -= size
+            return self._parts[0][self._at - size : self._at]
+        out = bytearray(min(size, self._left))
         self.readinto(memoryview(out))
-        return memoryview(out)
+        return out
 
     def readinto(self, out: memoryview) -> int:
         done = 0
         while done < len(out) and self._parts:
-            piece = self._parts[0][self._at : self._at + len(out) - done]
+            first = self._parts[0]
+            piece = first[self._at : self._at + len(out) - done]
             out[done : done + len(piece)] = piece
             done += len(piece)
             self._at += len(piece)
-            if self._at == len(self._parts[0]):
-                del self._parts[0]
+            if self._at == len(first):
+                self._parts.popleft()
                 self._at = 0
+        self._left -= done
         return done
 
-    def readline(self) -> bytes:
+    def readline(self) -> Any:
         raise pickle.UnpicklingError("an opcode of an older pickle protocol")
 
 
-def load(stream: memoryview | bytes, buffers: list[Any], splices: list[tuple[int, memoryview]]) -> Any:
-    """The object of a stream. `buffers` stand for the out-of-band ones in order: tensors as they are, others as memoryviews.
+def load(stream: memoryview, buffers: Sequence[Any], splices: Sequence[tuple[int, memoryview]]) -> Any:
+    """The object of a stream, with pieces of it to be put in at offsets.
+
+    `buffers` stand for the out-of-band ones in order: tensors as they are, others as memoryviews.
 
     Raises:
         UnsupportedObject: it cannot be rebuilt in this process.
     """
+    left = iter(buffers)
     try:
         if not splices:
-            return pickle.loads(stream, buffers=buffers)
-        parts: list[memoryview] = []
-        view = memoryview(stream)
-        at = 0
-        for offset, piece in splices:
-            parts += (view[at:offset], piece)
-            at = offset
-        parts.append(view[at:])
-        return pickle.Unpickler(_Reader([part for part in parts if len(part)]), buffers=buffers).load()
-    except AiorlinfError:
-        raise
+            obj = pickle.loads(stream, buffers=left)
+        else:
+            parts: list[memoryview] = []
+            at = 0
+            for offset, piece in splices:
+                parts += (stream[at:offset], piece)
+                at = offset
+            parts.append(stream[at:])
+            obj = pickle.Unpickler(_Reader([part for part in parts if len(part)]), buffers=left).load()
     except Exception as error:  # the classes' own code runs here and may raise anything
         raise UnsupportedObject(
             f"the object cannot be rebuilt here: {type(error).__name__}: {error}",
             hint="its classes must be importable under the same names in both processes",
         ) from error
+    if next(left, None) is not None:
+        raise WireError("buffers left over behind a pickled object")
+    return obj

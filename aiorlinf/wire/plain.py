@@ -8,6 +8,7 @@ A list, dict, set or dataclass that occurs twice, and a tensor or array that doe
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import struct
 from collections.abc import Callable
@@ -32,13 +33,14 @@ _F64 = struct.Struct("<d")
 _C128 = struct.Struct("<dd")
 _DTYPE_TEXT = re.compile(r"[<>|=]?[a-zA-Z?]\d{0,9}(\[\w{1,32}\])?", re.ASCII)
 
-T = TypeVar("T", bound=type)
+C = TypeVar("C", bound=type)
+T = TypeVar("T")
 
 _by_name: dict[str, type] = {}
 _by_class: dict[type, str] = {}
 
 
-def register_dataclass(cls: T, *, name: str | None = None) -> T:
+def register_dataclass(cls: C, *, name: str | None = None) -> C:
     """Let instances of a dataclass travel where pickling is switched off. Usable as a decorator; call it in both processes.
 
     Fields travel, whatever their ``init``; ``__init__`` and ``__post_init__`` do not run again on arrival.
@@ -47,8 +49,12 @@ def register_dataclass(cls: T, *, name: str | None = None) -> T:
     Raises:
         UsageError: not a dataclass, or the name belongs to another class.
     """
-    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+    if not dataclasses.is_dataclass(cls):
         raise UsageError(f"{cls!r} is not a dataclass")
+    try:
+        object.__new__(cls)
+    except TypeError as error:
+        raise UsageError(f"instances of {cls!r} cannot be made from their fields alone: {error}") from error
     name = name or f"{cls.__module__}.{cls.__qualname__}"
     holder = _by_name.get(name)
     # A class made again under its old name (a notebook cell run twice) takes the name over.
@@ -165,40 +171,58 @@ def _write_tensor(encoder: _Encoder, obj: torch.Tensor) -> None:
 
 
 def _dtype_descr(owner: Any, dtype: np.dtype[Any]) -> Any:
-    descr = np.lib.format.dtype_to_descr(dtype)
-    if dtype.hasobject or dtype.metadata or not dtype.itemsize or _dtype_from(descr) != dtype:
-        raise Refused(owner, f"a NumPy array of dtype {dtype} cannot travel without pickle")
-    return descr
+    """The dtype in plain values, from which `_dtype_from` makes the same one."""
+    if not dtype.hasobject and not dtype.metadata and dtype.itemsize and dtype.isbuiltin != 2:
+        try:
+            descr = np.lib.format.dtype_to_descr(dtype)
+            if _dtype_from(descr) == dtype:
+                return descr
+        except (ValueError, TypeError):
+            pass  # overlapping or titled fields
+    raise Refused(owner, f"NumPy's dtype {dtype} cannot travel without pickle")
 
 
 def _dtype_from(descr: Any) -> np.dtype[Any]:
     """Undo `numpy.lib.format.dtype_to_descr`, taking nothing else for a description."""
-    if isinstance(descr, str):
+    if type(descr) is str:
         if _DTYPE_TEXT.fullmatch(descr) is None:
             raise ValueError(f"{descr!r} is not a dtype")
         dtype = np.dtype(descr)
-    elif isinstance(descr, tuple) and len(descr) == 2 and isinstance(descr[1], tuple):
-        dtype = np.dtype((_dtype_from(descr[0]), descr[1]))
-    elif isinstance(descr, list):
-        names: list[Any] = []
-        formats: list[Any] = []
-        offsets: list[int] = []
-        at = 0
-        for name, *rest in descr:
-            kind = _dtype_from(rest[0])
-            if len(rest) == 2:
-                kind = np.dtype((kind, rest[1]))
-            if name != "":
-                names.append(name)
-                formats.append(kind)
-                offsets.append(at)
-            at += kind.itemsize
-        dtype = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": at})
+    elif type(descr) is tuple:
+        inner, shape = descr
+        dtype = np.dtype((_dtype_from(inner), _dims(shape)))
+    elif type(descr) is list:
+        dtype = _structured_dtype_from(descr)
     else:
-        raise ValueError(f"{descr!r} is not a dtype")
+        raise TypeError(f"{descr!r} is not a dtype")
     if dtype.hasobject:
         raise ValueError(f"dtype {dtype} holds Python objects")
     return dtype
+
+
+def _structured_dtype_from(descr: list[Any]) -> np.dtype[Any]:
+    names: list[str] = []
+    formats: list[np.dtype[Any]] = []
+    offsets: list[int] = []
+    at = 0
+    for name, inner, *shape in descr:
+        part = _dtype_from(inner)
+        if shape:
+            part = np.dtype((part, _dims(*shape)))
+        if name != "":  # otherwise padding
+            names.append(name)
+            formats.append(part)
+            offsets.append(at)
+        at += part.itemsize
+    layout: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": at}
+    dtype: np.dtype[Any] = np.dtype(layout)
+    return dtype
+
+
+def _dims(shape: Any) -> tuple[int, ...]:
+    if type(shape) is not tuple or any(type(dim) is not int or dim < 0 for dim in shape):
+        raise TypeError(f"{shape!r} is not a shape")
+    return shape
 
 
 def _write_array(encoder: _Encoder, obj: np.ndarray[Any, Any]) -> None:
@@ -259,7 +283,7 @@ _WRITERS: dict[type, Callable[[_Encoder, Any], None]] = {
 }
 
 
-def encode(obj: Any) -> tuple[bytes, list[Leaf]]:
+def encode(obj: Any) -> tuple[bytearray, list[Leaf]]:
     """The skeleton and the leaves of an object.
 
     Raises:
@@ -267,7 +291,7 @@ def encode(obj: Any) -> tuple[bytes, list[Leaf]]:
     """
     encoder = _Encoder()
     encoder.value(obj)
-    return bytes(encoder.out), encoder.leaves
+    return encoder.out, encoder.leaves
 
 
 class _Decoder:
@@ -293,7 +317,7 @@ class _Decoder:
             raise WireError(f"{count} items announced in {len(self.view) - self.at} bytes")
         return count
 
-    def share(self, obj: T2) -> T2:
+    def share(self, obj: T) -> T:
         self.shared.append(obj)
         return obj
 
@@ -310,7 +334,7 @@ class _Decoder:
             raise WireError(f"unknown tag {tag} in an object")
         return read(self)
 
-    def nested(self, read: Callable[[], R]) -> R:
+    def nested(self, read: Callable[[], T]) -> T:
         self.depth += 1
         if self.depth > DEPTH_MAX:
             raise WireError(f"an object nested deeper than {DEPTH_MAX} levels")
@@ -319,14 +343,9 @@ class _Decoder:
         return result
 
 
-T2 = TypeVar("T2")
-R = TypeVar("R")
-
-
 def _read_list(decoder: _Decoder) -> list[Any]:
     items: list[Any] = decoder.share([])
-    for _ in range(decoder.count()):
-        items.append(decoder.value())
+    items.extend(decoder.value() for _ in range(decoder.count()))
     return items
 
 
@@ -359,7 +378,8 @@ def _read_dataclass(decoder: _Decoder) -> Any:
         raise UnsupportedObject(
             f"a dataclass {name!r} arrived that is not registered here", hint="call aiorlinf.register_dataclass in both processes"
         )
-    obj = decoder.shared[slot] = object.__new__(cls)
+    obj: Any = object.__new__(cls)
+    decoder.shared[slot] = obj
     known = {field.name for field in dataclasses.fields(cls)}
     for _ in range(count):
         field = decoder.value()
@@ -382,15 +402,11 @@ def _read_array(decoder: _Decoder) -> np.ndarray[Any, Any]:
     decoder.shared.append(None)
     store = decoder.raw()
     dtype = _dtype_from(decoder.value())
-    order, writeable, *shape = decoder.value()
-    size = dtype.itemsize
-    for dim in shape:
-        if type(dim) is not int or dim < 0:
-            raise WireError(f"an array of shape {shape}")
-        size *= dim
-    if size != store.nbytes:
-        raise WireError(f"an array of {size} bytes in a buffer of {store.nbytes}")
-    array = decoder.shared[slot] = array_over(store, dtype, tuple(shape), order, writeable)
+    order, writeable, *dims = decoder.value()
+    shape = _dims(tuple(dims))
+    if dtype.itemsize * math.prod(shape) != store.nbytes:
+        raise WireError(f"an array {dtype}{list(shape)} in a buffer of {store.nbytes} bytes")
+    array = decoder.shared[slot] = array_over(store, dtype, shape, order, writeable)
     return array
 
 
@@ -445,11 +461,11 @@ def decode(skeleton: memoryview | bytes, leaves: list[Any]) -> Any:
     """
     decoder = _Decoder(memoryview(skeleton), leaves)
     try:
-        obj = decoder.value()
-    except (ValueError, TypeError, OverflowError, IndexError, RecursionError) as error:
-        if isinstance(error, UnsupportedObject):
-            raise
-        raise WireError(f"malformed object: {error}") from error
+        obj: Any = decoder.value()
+    except (WireError, UnsupportedObject):
+        raise
+    except Exception as error:  # NumPy, and the hash of a registered dataclass, may raise anything for values that no sender wrote
+        raise WireError(f"malformed object: {type(error).__name__}: {error}") from error
     if decoder.at != len(decoder.view) or next(decoder.leaves, None) is not None:
         raise WireError("bytes or buffers left over behind an object")
     return obj

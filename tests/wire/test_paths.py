@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, deque, namedtuple
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from aiorlinf.wire.paths import find, narrow
+
+Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    x: Any
+
+
+class Free:
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+
+class Hostile(Mapping[str, Any]):
+    def __getitem__(self, key: str) -> Any:
+        raise RuntimeError("no")
+
+    def __iter__(self) -> Iterator[str]:
+        yield "a"
+
+    def __len__(self) -> int:
+        return 1
+
+
+WANTED = object()
+
+
+@pytest.mark.parametrize(
+    ("obj", "path"),
+    [
+        (WANTED, "obj"),
+        ({"a": [0, 1, {"b": WANTED}]}, "obj['a'][2]['b']"),
+        (OrderedDict({(1, 2): WANTED}), "obj[(1, 2)]"),
+        (Pair(1, [WANTED]), "obj.right[0]"),
+        (Slotted(Free((WANTED,))), "obj.x.x[0]"),
+        (deque([0, WANTED]), "obj[1]"),
+        ({"a": {WANTED}}, "obj['a']{...}"),
+        ([[[[WANTED]]], WANTED], "obj[1]"),
+        ([Hostile(), WANTED], "obj[1]"),
+    ],
+)
+def test_find(obj: Any, path: str) -> None:
+    assert find(obj, WANTED) == path
+
+
+def test_find_ends() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    assert find(loop, WANTED) is None
+    assert find(list(range(300_000)), WANTED) is None
+
+
+def contains(part: Any) -> bool:
+    return part is WANTED or (isinstance(part, list | tuple) and any(map(contains, part)))
+
+
+def test_narrow_follows_the_failing_part() -> None:
+    assert narrow([1, (2, [WANTED])], contains) == "obj[1][1][0]"
+    assert narrow(WANTED, contains) == "obj"
+
+
+def test_narrow_ends() -> None:
+    deep: Any = WANTED
+    for _ in range(200):
+        deep = [deep]
+    assert narrow(deep, contains) == "obj" + "[0]" * 50
+    assert narrow([*range(20_000), WANTED], contains) == "obj"
+    loop: list[Any] = []
+    loop.append(loop)
+    assert narrow(loop, lambda part: True) == "obj"
