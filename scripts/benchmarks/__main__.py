@@ -1,0 +1,79 @@
+"""``scripts/bench``: compare aiorlinf with what the machine can do and with what else there is."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from scripts.benchmarks.cases import FULL, P2P, QUICK
+from scripts.benchmarks.contender import CONTENDERS
+from scripts.benchmarks.driver import run_rounds
+from scripts.benchmarks.table import render
+
+__all__ = ["main"]
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    suites = parser.add_subparsers(dest="suite", required=True)
+    p2p = suites.add_parser("p2p", help="two processes on one host: latency, rate, message rate, loop delay, works in flight")
+    p2p.add_argument("--quick", action="store_true", help="small amounts and one round: shows that all of it works, not how fast it is")
+    p2p.add_argument("--rounds", type=positive, metavar="N", help="rounds of each measurement (default 5, with --quick 1)")
+    p2p.add_argument("--only", action="append", choices=[case.name for case in P2P], help="this case; may be repeated")
+    p2p.add_argument("--peers", nargs="+", choices=list(CONTENDERS), metavar="NAME", help=f"run only these of: {', '.join(CONTENDERS)}")
+    p2p.add_argument("--json", type=Path, metavar="FILE", help="also write every round's figures here")
+    p2p.add_argument("--profile", type=Path, metavar="DIR", help="write a cProfile file per process and measurement here (slows all down)")
+    return parser.parse_args(arguments)
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return value
+
+
+def machine_facts() -> dict[str, str]:
+    """What a reader has to know to place the figures."""
+    versions = []
+    for package in ("torch", "uvloop", "pyzmq"):
+        try:
+            versions.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            versions.append(f"no {package}")
+    return {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start",
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "packages": ", ".join(versions),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print the tables, and return 1 when a measurement failed (a missed aim is printed, not a failure)."""
+    asked = parse(arguments)
+    effort = QUICK if asked.quick else FULL
+    rounds = asked.rounds or (1 if asked.quick else 5)
+    cases = [case for case in P2P if asked.only is None or case.name in asked.only]
+    contenders = [name for name in CONTENDERS if asked.peers is None or name in asked.peers]
+    facts = {**machine_facts(), "rounds": f"{rounds}{' (quick: figures mean little)' if asked.quick else ''}"}
+    profiles = None
+    if asked.profile is not None:
+        profiles = asked.profile.resolve()
+        profiles.mkdir(parents=True, exist_ok=True)
+    results = asyncio.run(run_rounds(cases, contenders, effort, rounds, profiles=profiles))
+    print(render(cases, results, facts, effort), end="")
+    if asked.json is not None:
+        asked.json.write_text(json.dumps({"facts": facts, "effort": effort.to_json(), **results.to_json()}, indent=1) + "\n")
+    return 0 if results.complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

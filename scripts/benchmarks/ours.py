@@ -1,0 +1,224 @@
+"""aiorlinf itself, with the payloads on the link (``stream``) or on Gloo pairs (``gloo``)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from typing import Any, ClassVar, Final, Literal
+
+import torch
+
+import aiorlinf
+from scripts.benchmarks.contender import SMALL_DICT, Contender, Effort, Metrics, Place, unknown
+from scripts.benchmarks.tensors import check_bulk, check_stream, make_bulk, make_stream
+from scripts.benchmarks.ticker import LoopDelay
+
+__all__ = ["OursGloo", "OursStream"]
+
+WARM_UP: Final = 50
+WINDOW: Final = 256
+"""Works kept under way by a sender that pipelines."""
+SIGNAL: Final = 7
+"""Tag of the answering half's acknowledgements."""
+
+
+class Ours(Contender):
+    """Two workers; the one that leads embeds the manager."""
+
+    backend: ClassVar[Literal["stream", "gloo"]]
+    needs: ClassVar[tuple[str, ...]] = ("uvloop", "torch", "aiorlinf")
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.worker: aiorlinf.Worker | None = None
+        self.made: aiorlinf.CollectiveGroup | None = None
+
+    async def offer(self) -> dict[str, str]:
+        if not self.leads:
+            return {}
+        await self._start()
+        assert self.worker is not None
+        return self.worker.env("bench:1")
+
+    async def open(self, offer: dict[str, str]) -> None:
+        if not self.leads:
+            os.environ.update(offer)
+            await self._start()
+        assert self.worker is not None
+        self.made = self.worker.collective.create_collective_group(["bench:0", "bench:1"])
+
+    @property
+    def group(self) -> aiorlinf.CollectiveGroup:
+        assert self.made is not None
+        return self.made
+
+    async def _start(self) -> None:
+        self.worker = aiorlinf.init(f"bench:{self.place.role}", backend=self.backend)
+        await self.worker
+
+    async def close(self) -> None:
+        if self.worker is not None:
+            await self.worker.close()
+
+    async def measure(self, case: str, variant: str, effort: Effort) -> Metrics:
+        if case == "first_message":
+            return await self._first(variant)
+        if case == "small_dict_rtt":
+            return await self._objects(effort.round_trips)
+        if case == "tensor":
+            return await (self._tensor_into if variant == "into" else self._tensor_fresh)(effort)
+        if case == "stream_256B":
+            return await self._stream(effort.stream_messages, window=WINDOW if variant == "window" else 1)
+        if case == "loop_delay":
+            return await self._both_ways(effort, into=variant == "into")
+        if case == "in_flight":
+            return await self._in_flight(effort.works_in_flight)
+        raise unknown(case, variant)
+
+    async def _first(self, variant: str) -> Metrics:
+        obj: Any = SMALL_DICT if variant == "object" else make_bulk(1 << 20)
+        start = time.perf_counter()
+        if self.leads:
+            await self.group.send(obj)
+            await self.group.recv(tag=SIGNAL)
+            return {"time": (time.perf_counter() - start) * 1e3}
+        await self.group.recv()
+        await self.group.send(None, tag=SIGNAL)
+        return {}
+
+    async def _objects(self, count: int) -> Metrics:
+        took, back = [], None
+        group = self.group
+        for _ in range(count + WARM_UP):
+            start = time.perf_counter()
+            if self.leads:
+                await group.send(SMALL_DICT)
+                back = await group.recv()
+                took.append(time.perf_counter() - start)
+            else:
+                await group.send(await group.recv())
+        if not self.leads:
+            return {}
+        if back != SMALL_DICT:
+            raise AssertionError("another object came back")
+        took = sorted(took[WARM_UP:])
+        return {"time": took[len(took) // 2] * 1e6}
+
+    async def _tensor_into(self, effort: Effort) -> Metrics:
+        bulk = make_bulk(effort.tensor_bytes)
+        took = []
+        if not self.leads:
+            bulk.zero_()
+        for _ in range(effort.transfers + 1):
+            start = time.perf_counter()
+            if self.leads:
+                await self.group.send_tensor(bulk)
+                await self.group.recv(tag=SIGNAL)
+                took.append(time.perf_counter() - start)
+            else:
+                await self.group.recv_tensor(bulk)
+                await self.group.send(None, tag=SIGNAL)
+        return self._tensor_result(bulk, took, effort)
+
+    async def _tensor_fresh(self, effort: Effort) -> Metrics:
+        bulk = make_bulk(effort.tensor_bytes)
+        took = []
+        for _ in range(effort.transfers + 1):
+            start = time.perf_counter()
+            if self.leads:
+                await self.group.send(bulk)
+                await self.group.recv(tag=SIGNAL)
+                took.append(time.perf_counter() - start)
+            else:
+                del bulk
+                bulk = await self.group.recv()
+                await self.group.send(None, tag=SIGNAL)
+        return self._tensor_result(bulk, took, effort)
+
+    def _tensor_result(self, bulk: torch.Tensor, took: list[float], effort: Effort) -> Metrics:
+        if not self.leads:
+            check_bulk(bulk, effort.tensor_bytes)
+            return {}
+        took = sorted(took[1:])
+        return {"rate": effort.tensor_bytes / took[len(took) // 2] / 1e9}
+
+    async def _stream(self, count: int, *, window: int) -> Metrics:
+        group = self.group
+        if self.leads:
+            tensors = make_stream()
+            start = time.perf_counter()
+            if window == 1:
+                for index in range(count):
+                    await group.send(tensors[index % len(tensors)])
+            else:
+                pending: deque[aiorlinf.AsyncWork[None]] = deque()
+                for index in range(count):
+                    pending.append(group.send(tensors[index % len(tensors)]))
+                    if len(pending) >= window:
+                        await pending.popleft()
+                await aiorlinf.wait_all(list(pending))
+            await group.recv(tag=SIGNAL)
+            return {"rate": count / (time.perf_counter() - start)}
+        got = make_stream()[0]
+        for _ in range(count):
+            got = await group.recv()
+        check_stream(got, count - 1)
+        await group.send(None, tag=SIGNAL)
+        return {}
+
+    async def _both_ways(self, effort: Effort, *, into: bool) -> Metrics:
+        group, count = self.group, effort.both_ways_messages
+        bulk = make_bulk(effort.both_ways_bytes)
+        out = torch.zeros_like(bulk)
+
+        async def send() -> None:
+            for _ in range(count):
+                await (group.send_tensor(bulk) if into else group.send(bulk))
+
+        async def receive() -> None:
+            nonlocal out
+            for _ in range(count):
+                if into:
+                    await group.recv_tensor(out)
+                else:
+                    del out
+                    out = await group.recv()
+
+        with LoopDelay() as delay:
+            await asyncio.gather(send(), receive())
+        check_bulk(out, effort.both_ways_bytes)
+        return delay.metrics()
+
+    async def _in_flight(self, count: int) -> Metrics:
+        """All receives are posted before the first send; all sends are started before the first is waited for."""
+        group = self.group
+        before = kernel_threads()
+        if self.leads:
+            await group.recv(tag=SIGNAL)  # the other half has posted
+            start = time.perf_counter()
+            works: list[aiorlinf.AsyncWork[Any]] = [group.send(index) for index in range(count)]
+        else:
+            start = time.perf_counter()
+            works = [group.recv() for _ in range(count)]
+            await group.send(None, tag=SIGNAL)
+        during = kernel_threads()
+        found = await aiorlinf.wait_all(works)
+        took = time.perf_counter() - start
+        if not self.leads and found != list(range(count)):
+            raise AssertionError("messages arrived in another order than they were sent")
+        return {"time": took / count * 1e6, "threads": float(max(during, kernel_threads()) - before)}
+
+
+def kernel_threads() -> int:
+    """Threads of this process as the kernel counts them: native ones too."""
+    return len(os.listdir("/proc/self/task"))
+
+
+class OursStream(Ours):
+    backend = "stream"
+
+
+class OursGloo(Ours):
+    backend = "gloo"

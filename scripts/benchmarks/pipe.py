@@ -1,0 +1,112 @@
+"""``multiprocessing``'s connection over a Unix socket: the object that ``multiprocessing.Pipe()`` returns."""
+
+from __future__ import annotations
+
+import time
+from multiprocessing.connection import Client, Connection, Listener
+from typing import ClassVar, Final
+
+import torch
+
+from scripts.benchmarks.contender import SMALL_DICT, BlockingContender, Effort, Metrics, Place, unknown
+from scripts.benchmarks.tensors import byte_view, check_bulk, check_stream, copied_bytes, made_from, make_bulk, make_stream
+
+__all__ = ["Pipe"]
+
+WARM_UP: Final = 20
+DONE: Final = b"!"
+
+
+class Pipe(BlockingContender):
+    """Objects by ``send``/``recv``; tensors as raw bytes, because torch's own reducers are far slower."""
+
+    needs: ClassVar[tuple[str, ...]] = ("torch",)
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.path = str(place.directory / f"pipe{place.generation}.sock")
+        self.listener: Listener | None = None
+        self.connection: Connection | None = None
+
+    async def offer(self) -> dict[str, str]:
+        if not self.leads:
+            self.listener = Listener(self.path, "AF_UNIX")
+        return {}
+
+    def open_blocking(self, offer: dict[str, str]) -> None:
+        if self.listener is None:
+            self.connection = Client(self.path, "AF_UNIX")
+        else:
+            self.connection = self.listener.accept()
+
+    def close_blocking(self) -> None:
+        for end in (self.connection, self.listener):
+            if end is not None:
+                end.close()
+
+    def measure_blocking(self, case: str, variant: str, effort: Effort) -> Metrics:
+        assert self.connection is not None
+        if case == "small_dict_rtt":
+            return self._objects(self.connection, effort.round_trips)
+        if case == "tensor":
+            return self._tensor(self.connection, fresh=variant == "fresh", effort=effort)
+        if case == "stream_256B":
+            return self._stream(self.connection, effort.stream_messages)
+        raise unknown(case, variant)
+
+    def _objects(self, connection: Connection, count: int) -> Metrics:
+        took, back = [], None
+        for _ in range(count + WARM_UP):
+            start = time.perf_counter()
+            if self.leads:
+                connection.send(SMALL_DICT)
+                back = connection.recv()
+                took.append(time.perf_counter() - start)
+            else:
+                connection.send(connection.recv())
+        if not self.leads:
+            return {}
+        if back != SMALL_DICT:
+            raise AssertionError("another object came back")
+        took = sorted(took[WARM_UP:])
+        return {"time": took[len(took) // 2] * 1e6}
+
+    def _tensor(self, connection: Connection, *, fresh: bool, effort: Effort) -> Metrics:
+        bulk = make_bulk(effort.tensor_bytes)
+        took = []
+        if not self.leads:
+            bulk.zero_()
+        for _ in range(effort.transfers + 1):
+            start = time.perf_counter()
+            if self.leads:
+                connection.send_bytes(byte_view(bulk))
+                connection.recv_bytes()
+                took.append(time.perf_counter() - start)
+                continue
+            if fresh:
+                del bulk
+                bulk = torch.frombuffer(bytearray(connection.recv_bytes()), dtype=torch.float32)
+            else:
+                connection.recv_bytes_into(byte_view(bulk))
+            connection.send_bytes(DONE)
+        if not self.leads:
+            check_bulk(bulk, effort.tensor_bytes)
+            return {}
+        took = sorted(took[1:])
+        return {"rate": effort.tensor_bytes / took[len(took) // 2] / 1e9}
+
+    def _stream(self, connection: Connection, count: int) -> Metrics:
+        if self.leads:
+            tensors = make_stream()
+            start = time.perf_counter()
+            for index in range(count):
+                connection.send_bytes(copied_bytes(tensors[index % len(tensors)]))
+            connection.recv_bytes()
+            return {"rate": count / (time.perf_counter() - start)}
+        got = None
+        for _ in range(count):
+            got = made_from(connection.recv_bytes())
+        assert got is not None
+        check_stream(got, count - 1)
+        connection.send_bytes(DONE)
+        return {}

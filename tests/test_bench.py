@@ -1,0 +1,179 @@
+"""scripts/bench: small runs of the real thing, and the arithmetic behind its tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scripts.benchmarks.cases import FULL, P2P, QUICK, Aim, Case, Row
+from scripts.benchmarks.contender import CONTENDERS
+from scripts.benchmarks.results import Results
+from scripts.benchmarks.summary import number, quantile, summarise
+from scripts.benchmarks.table import render
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_S = 50
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the benchmark with this interpreter, as a user would."""
+    environment = {**os.environ, "AIORLINF_PYTHON": sys.executable}
+    return subprocess.run(
+        [str(ROOT / "scripts" / "bench"), *arguments],
+        capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False, start_new_session=True,
+    )  # fmt: skip
+
+
+def table_rows(output: str) -> dict[str, dict[str, list[str]]]:
+    """Case name to label to cells."""
+    tables: dict[str, dict[str, list[str]]] = {}
+    name = ""
+    for line in output.splitlines():
+        if line.startswith("## "):
+            name = line.removeprefix("## ")
+            tables[name] = {}
+        elif line.startswith("| ") and not line.startswith(("| who", "| ---")):
+            label, *cells = (cell.strip() for cell in line.strip("|").split(" | "))
+            tables[name][label] = cells
+    return tables
+
+
+@pytest.mark.parametrize("contenders", [("bare", "ours-stream", "ours-gloo"), ("raw-gloo", "pipe", "zmq")], ids=["ours", "peers"])
+def test_a_quick_run_measures_every_row_of_the_chosen_contenders(contenders: tuple[str, ...], tmp_path: Path) -> None:
+    written = tmp_path / "figures.json"
+    ended = bench("p2p", "--quick", "--peers", *contenders, "--json", str(written))
+    assert ended.returncode == 0, ended.stderr
+    tables = table_rows(ended.stdout)
+    for case in P2P:
+        for row in case.rows:
+            figure = tables[case.name][row.label][0]
+            if row.contender in contenders:
+                assert figure.startswith("**"), f"{case.name}: {row.label}: {figure}"
+            else:
+                assert figure == "skipped: not chosen"
+    figures = json.loads(written.read_text())
+    assert not figures["failed"]
+    assert not figures["broken"]
+    assert {found["contender"] for found in figures["measurements"]} == set(contenders)
+
+
+def test_a_wrong_case_is_named_with_those_there_are() -> None:
+    ended = bench("p2p", "--only", "nonsense")
+    assert ended.returncode == 2
+    assert "small_dict_rtt" in ended.stderr
+
+
+def test_a_process_that_dies_fails_its_row_and_the_others_go_on(tmp_path: Path) -> None:
+    # A module that shadows zmq and ends the process: what a crash in a peer's C code looks like from outside.
+    (tmp_path / "zmq.py").write_text("import os\nos._exit(17)\n")
+    environment = {**os.environ, "AIORLINF_PYTHON": sys.executable, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run(
+        [str(ROOT / "scripts" / "bench"), "p2p", "--quick", "--only", "small_dict_rtt", "--peers", "zmq", "pipe"],
+        capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False,
+    )  # fmt: skip
+    rows = table_rows(ended.stdout)["small_dict_rtt"]
+    assert ended.returncode == 1
+    assert "status 17" in ended.stderr
+    assert rows["pyzmq asyncio"][0].startswith("FAILED")
+    assert rows["multiprocessing.Pipe"][0].startswith("**")
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def alive(pid: int) -> bool:
+    """Not ended, or ended and only waiting to be collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + LIMIT_S / 2
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
+def test_no_process_outlives_the_benchmark(how: signal.Signals) -> None:
+    # Enough rounds that it is surely still at it when the signal comes.
+    command = [str(ROOT / "scripts" / "bench"), "p2p", "--only", "small_dict_rtt", "--peers", "pipe", "--rounds", "100000"]
+    with tempfile.TemporaryDirectory() as temporary:
+        environment = {**os.environ, "AIORLINF_PYTHON": sys.executable, "TMPDIR": temporary}
+        quiet = subprocess.DEVNULL
+        running = subprocess.Popen(command, stdout=quiet, stderr=quiet, env=environment, start_new_session=True)
+        try:
+            wait_until(lambda: len(children_of(running.pid)) == 2, "the two processes of the contender never came")
+            children = children_of(running.pid)
+            time.sleep(1)  # any moment will do; by now they measure or nearly so
+            running.send_signal(how)
+            running.wait(LIMIT_S / 2)
+            wait_until(lambda: not any(map(alive, children)), "a process was left behind")
+        finally:
+            if running.poll() is None:
+                os.killpg(running.pid, signal.SIGKILL)
+                running.wait()
+
+
+def test_every_row_names_a_contender_and_compares_with_rows_of_its_case() -> None:
+    for case in P2P:
+        labels = [row.label for row in case.rows]
+        assert len(set(labels)) == len(labels)
+        for row in case.rows:
+            assert row.contender in CONTENDERS
+            assert set(row.baselines) <= set(labels)
+
+
+def test_ratios_are_taken_within_rounds_and_aims_judged_by_their_median() -> None:
+    base = Row("base", "bare", "", "time")
+    ours = Row("ours", "ours-stream", "", "time", aims=(Aim("≤", 2.0, "base"), Aim("<", 5.0)))
+    case = Case("toy", "in_flight", "A toy", "µs", "lower", (base, ours))
+    results = Results()
+    for index, (limit, own) in enumerate([(1.0, 1.5), (10.0, 30.0), (2.0, 3.8)]):
+        results.add(case, "bare", "", index, {"time": limit})
+        results.add(case, "ours-stream", "", index, {"time": own})
+    row = table_rows(render([case], results, {"machine": "toy"}, FULL))["toy"]["ours"]
+    assert row == ["**3.80** (1.50-30.0)", "**1.90** (1.50-3.00) of base", "≤ 2.00 of base: met; < 5.00: met"]
+
+
+def test_a_row_without_figures_says_why_and_a_missing_baseline_gives_no_verdict() -> None:
+    base = Row("base", "bare", "", "time")
+    ours = Row("ours", "ours-stream", "", "time", aims=(Aim("≤", 2.0, "base"),))
+    case = Case("toy", "in_flight", "A toy", "µs", "lower", (base, ours))
+    results = Results()
+    results.skipped["bare"] = "not installed: No module named 'bare'"
+    results.add(case, "ours-stream", "", 0, {"time": 1.0})
+    rows = table_rows(render([case], results, {}, QUICK))["toy"]
+    assert rows["base"][0] == "skipped: not installed: No module named 'bare'"
+    assert rows["ours"] == ["**1.00**", "-", "≤ 2.00 of base: not measured"]
+
+
+def test_a_missed_aim_is_said_loudly() -> None:
+    case = Case("toy", "in_flight", "A toy", "GB/s", "higher", (Row("ours", "ours-gloo", "", "rate", aims=(Aim("≥", 0.9),)),))
+    results = Results()
+    results.add(case, "ours-gloo", "", 0, {"rate": 0.5})
+    assert table_rows(render([case], results, {}, QUICK))["toy"]["ours"][2] == "≥ 0.90: MISSED"
+
+
+def test_summary_numbers() -> None:
+    assert summarise([3.0, 1.0, 2.0])[:3] == (2.0, 1.0, 3.0)
+    assert [number(value) for value in (0, 0.0123, 0.5, 5.678, 12.34, 123.4, 98765.4)] == [
+        "0", "0.0123", "0.50", "5.68", "12.3", "123", "98,765",
+    ]  # fmt: skip
+    assert quantile(list(range(1000)), 0.99) == 990
+    assert quantile([7.0], 0.99) == 7.0
