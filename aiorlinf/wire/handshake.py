@@ -139,7 +139,8 @@ class Done:
 class Fail:
     """Send what was written before, then close.
 
-    ``refusal`` is set when a proven client was refused. ``retryable``: the peer only hung up, so another try may succeed.
+    ``refusal`` is set when a proven client was refused. ``retryable``: the peer only hung up, or there was none, so another try
+    may succeed.
     """
 
     error: LinkError
@@ -319,6 +320,11 @@ class ClientHandshake(_Handshake):
         if self.state is HandshakeState.PREAMBLE:
             peer = self._take_preamble()
             if peer is None:
+                return False
+            if peer.raw == self._preamble.raw:
+                # the kernel connects a socket to itself when it happens to pick the wanted port, which nobody listens on, as its own
+                error = LinkError("the connection leads back to this side, nobody else listens there")
+                self._fail(out, error, retryable=True)
                 return False
             self._check_version(peer)
             out.append(Write(self._proof(b"client", self._preamble.raw, peer.raw)))
