@@ -27,7 +27,7 @@ class WorkerAddress(str):
     def __new__(cls, text: str) -> WorkerAddress:
         if type(text) is cls:
             return text
-        if not isinstance(text, str) or _ADDRESS.fullmatch(text) is None:
+        if _ADDRESS.fullmatch(str(text)) is None or not issubclass(type(text), str):
             raise UsageError(
                 f"{text!r} is not a worker address",
                 hint="an address is group:rank, such as 'rollout:0'; the group starts with a letter",

@@ -63,8 +63,8 @@ def init(
     """Join a job as one worker.
 
     Inside a running event loop the worker is bound to it and joins in the background: use it at once, or `await` it, or
-    `async with` it, to know that it has joined. Without a running loop, or with ``loop="thread"``, it runs a loop in a thread of its own, and
-    every operation can be used from synchronous code (`work.wait()`) and from any event loop (`await work`).
+    `async with` it, to know that it has joined. Without a running loop, or with ``loop="thread"``, it runs a loop in a thread of
+    its own, and every operation can be used from synchronous code (`work.wait()`) and from any event loop (`await work`).
 
     Args:
         address: ``group:rank``; else AIORLINF_ADDRESS, else torchrun's RANK (as ``worker:RANK``).
@@ -135,8 +135,8 @@ class _Settings:
 class Worker:
     """One member of a job. Made by `init`.
 
-    Use it as ``async with aiorlinf.init(...) as comm``, as ``comm = await aiorlinf.init(...)`` with ``await comm.close()`` at the end, or, when it
-    lives in a thread of its own, as ``with aiorlinf.init(...) as comm``.
+    Use it as ``async with aiorlinf.init(...) as comm``, as ``comm = await aiorlinf.init(...)`` with ``await comm.close()`` at the
+    end, or, when it lives in a thread of its own, as ``with aiorlinf.init(...) as comm``.
 
     Attributes:
         address: ours.

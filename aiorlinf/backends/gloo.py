@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed import BroadcastOptions, ProcessGroupGloo, Store
+from torch.distributed.distributed_c10d import BroadcastOptions, ProcessGroupGloo, Store
 
 __all__ = ["GlooPair", "gloo_available"]
 
@@ -52,7 +52,8 @@ class GlooPair:
         options._devices = [ProcessGroupGloo.create_device(hostname=host, lazy_init=False)]
         options._threads = 1
         self._store = store
-        self._group: ProcessGroupGloo | None = ProcessGroupGloo(store, rank, 2, options)
+        # The stubs do not know the backends' own collectives.
+        self._group: Any = ProcessGroupGloo(store, rank, 2, options)
         self._options = BroadcastOptions()
         self._options.rootRank = 0
         self._options.rootTensor = 0
@@ -106,7 +107,7 @@ class GlooPair:
         thread.start()
 
 
-def _destroy(holder: list[ProcessGroupGloo], store: Store) -> None:
+def _destroy(holder: list[Any], store: Store) -> None:
     group = holder.pop()
     try:
         group.abort()

@@ -11,8 +11,8 @@ import torch
 from aiorlinf.address import WorkerAddress
 from aiorlinf.config import CollectiveConfig
 from aiorlinf.errors import AiorlinfError, ClosedError, DeadlineExceeded, ForkedHandle, UnsupportedObject, UsageError
+from aiorlinf.link.incoming import Receive
 from aiorlinf.link.link import LinkState
-from aiorlinf.link.mailbox import Receive
 from aiorlinf.link.outgoing import Outgoing
 from aiorlinf.wire.flat import Flat, Kind
 from aiorlinf.wire.frames import MAX_TAG, Flag, stream_key
@@ -99,7 +99,7 @@ class Exchange:
         if len(manifest) > self.config.max_manifest_bytes:
             raise UsageError(
                 f"the object without its tensors and arrays takes {len(manifest)} bytes",
-                hint=f"cluster.collective.max_manifest_bytes is {self.config.max_manifest_bytes}; put bulk data into tensors, arrays or bytes",
+                hint=f"put bulk data into tensors or arrays; cluster.collective.max_manifest_bytes is {self.config.max_manifest_bytes}",
             )
         return Outgoing(work, key, flat=message, manifest=manifest, total=total)
 

@@ -175,7 +175,8 @@ class CollectiveGroup:
             RemoteError: the sender changed the tensor while it was being sent; what `out` holds is undefined.
             PeerLost, PeerLeft, DeadlineExceeded, RendezvousError.
 
-        Cancelling takes nothing; `out` may have been written to in part, and a transfer through Gloo that has begun goes on writing to its end.
+        Cancelling takes nothing; `out` may have been written to in part, and a transfer through Gloo that has begun goes on writing
+        to its end.
         """
         work = self._exchange.recv_tensor(self._peer(src, "src"), self._context, out, tag, timeout)
         return work if async_op else work.wait()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from aiorlinf.address import WorkerAddress
 from aiorlinf.collective.exchange import cancel_receive
 from aiorlinf.errors import AiorlinfError, ClosedError, PeerError, UsageError
-from aiorlinf.link.mailbox import Incoming, Mailbox, Receive
+from aiorlinf.link.incoming import Incoming, Receive
+from aiorlinf.link.mailbox import Mailbox
 from aiorlinf.wire.frames import stream_key
 from aiorlinf.work.base import AsyncWork
 

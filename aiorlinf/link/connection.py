@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from aiorlinf.errors import WireError
 from aiorlinf.link.sink import DiscardSink, Sink
@@ -38,9 +38,6 @@ class FrameHandler(Protocol):
 
     def on_chunk(self, message_id: int) -> Sink | DiscardSink:
         """A chunk of this message begins; where its bytes go."""
-
-    def on_payload(self, message_id: int) -> None:
-        """Bytes of this message have arrived."""
 
     def on_writable(self) -> None:
         """The socket has room again, or a flush just left."""
@@ -89,7 +86,6 @@ class Connection(asyncio.BufferedProtocol):
         self._end = 0
         self._bulk = False
         self._sink: Sink | DiscardSink | None = None
-        self._chunk_id = 0
         self._chunk_left = 0
         self._large: memoryview | None = None
         self._large_fill = 0
@@ -104,9 +100,9 @@ class Connection(asyncio.BufferedProtocol):
     # ---- lifetime
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self.transport = transport  # type: ignore[assignment]  # uvloop's transports are Transports by duck type
-        self.transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES, low=0)
+        stream = cast(asyncio.Transport, transport)  # by duck type: uvloop's transports are no subclasses
+        self.transport = stream
+        stream.set_write_buffer_limits(high=_HIGH_WATER_BYTES, low=0)
         if not self.connected.done():
             self.connected.set_result(None)
 
@@ -140,7 +136,8 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.write_eof()
 
     def abort(self) -> None:
-        """End now; what is queued is lost."""
+        """End now; what is queued is lost, and the handler hears nothing more."""
+        self._handler = None
         if self.transport is not None:
             self.transport.abort()
 
@@ -181,7 +178,7 @@ class Connection(asyncio.BufferedProtocol):
             sink.advance(nbytes)
             self._chunk_left -= nbytes
             if not self._chunk_left:
-                self._chunk_done()
+                self._sink = None
             return
         if self._large is not None:
             self._large_fill += nbytes
@@ -197,15 +194,6 @@ class Connection(asyncio.BufferedProtocol):
             data = bytes(self._staging[self._start : self._end])
             self._start = self._end = 0
             self._on_raw(data)
-
-    def _chunk_done(self) -> None:
-        self._sink = None
-        handler = self._handler
-        if handler is not None:
-            try:
-                handler.on_payload(self._chunk_id)
-            except Exception as error:  # a fault in the link must end the link, not the loop
-                self._fail(error)
 
     def _deliver(self, kind: int, flags: int, key: int, body: memoryview) -> bool:
         handler = self._handler
@@ -277,7 +265,7 @@ class Connection(asyncio.BufferedProtocol):
         assert handler is not None
         try:
             sink = handler.on_chunk(message_id)
-            self._sink, self._chunk_id = sink, message_id
+            self._sink = sink
             left = length
             while left and start < end:
                 view = sink.view(left)
@@ -291,9 +279,7 @@ class Connection(asyncio.BufferedProtocol):
             return -1
         self._chunk_left = left
         if not left:
-            self._chunk_done()
-            if self._handler is None:
-                return -1
+            self._sink = None
         return start
 
     # ---- writing

@@ -6,18 +6,19 @@ with the same cause, complete messages that nobody took yet can still be receive
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiorlinf.address import Identity, Incarnation, WorkerAddress
 from aiorlinf.config import CollectiveConfig
 from aiorlinf.errors import AiorlinfError, ClosedError, PeerLeft, PeerLost, WireError
 from aiorlinf.link.connection import FrameWriter
-from aiorlinf.link.incoming import Receiver, ReceiverLimits
 from aiorlinf.link.mailbox import Mailbox, Wildcard
-from aiorlinf.link.outgoing import Sender
+from aiorlinf.link.receiver import Receiver
+from aiorlinf.link.sender import Sender
 from aiorlinf.link.sink import DiscardSink, Sink
 from aiorlinf.wire.frames import FrameType, frame
 
@@ -69,14 +70,11 @@ class LinkStats:
     mismatches: int
 
 
-class PairHandler:
+class PairHandler(Protocol):
     """What a link hands PAIR frames to; see `rendezvous.pairs`."""
 
-    def on_pair(self, generation: int, flags: int, body: memoryview) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        raise NotImplementedError
+    def on_pair(self, generation: int, flags: int, body: memoryview) -> None: ...
+    def close(self) -> None: ...
 
 
 class Link:
@@ -85,6 +83,7 @@ class Link:
     Attributes:
         state: see `LinkState`; set by `up`, `say_goodbye` and `end` only.
         remote: the peer's address; `identity` its life, once the link is up.
+        settled: done once the link is up or has ended.
         cause: makes the error of everything that was pending when the link ended.
         backend, reason: how large payloads travel, and why.
     """
@@ -104,6 +103,7 @@ class Link:
         self.remote = remote
         self.identity: Identity | None = None
         self.state = LinkState.CONNECTING
+        self.settled: asyncio.Future[None] = home.loop.create_future()
         self.cause: Callable[[], AiorlinfError] | None = None
         self.address: str | None = None
         self.backend = "stream"
@@ -112,8 +112,7 @@ class Link:
         self.config = config
         self.mailbox = Mailbox(self, wildcards, orders)
         self.sender = Sender(home, config.chunk_bytes, local, remote)
-        limits = ReceiverLimits(config.window_bytes, config.max_message_bytes, config.max_manifest_bytes, config.allow_pickle)
-        self.receiver = Receiver(home, self.mailbox, limits, local, remote)
+        self.receiver = Receiver(home, self.mailbox, config, local, remote)
         self.receiver.tensor_sends_waiting = self.sender.tensors_waiting
         self._conn: FrameWriter | None = None
         self._on_end = on_end
@@ -126,6 +125,7 @@ class Link:
         if self.state is not LinkState.CONNECTING:
             raise WireError(f"link to {self.remote} is {self.state.value}, it cannot come up")
         self.state = LinkState.UP
+        self.settled.set_result(None)
         self.identity = identity
         self.address = address
         self._conn = conn
@@ -135,10 +135,8 @@ class Link:
     def configure(self, config: CollectiveConfig) -> None:
         """The job's configuration has come; a link that was used before knows only the defaults."""
         self.config = config
-        self.sender.chunk_bytes = config.chunk_bytes
-        limits = self.receiver.limits
-        limits.window, limits.message = config.window_bytes, config.max_message_bytes
-        limits.manifest, limits.allow_pickle = config.max_manifest_bytes, config.allow_pickle
+        self.sender.pump.chunk_bytes = config.chunk_bytes
+        self.receiver.configure(config)
 
     def stop_receiving(self) -> None:
         """The worker is closing: its receives end, its sends still may finish."""
@@ -163,6 +161,8 @@ class Link:
         if self.state is LinkState.ENDED:
             return
         self.state = LinkState.ENDED
+        if not self.settled.done():
+            self.settled.set_result(None)
         self.cause = make_error
         conn, self._conn = self._conn, None
         if self.pairs is not None:
@@ -208,11 +208,8 @@ class Link:
     def on_chunk(self, message_id: int) -> Sink | DiscardSink:
         return self.receiver.on_chunk(message_id)
 
-    def on_payload(self, message_id: int) -> None:
-        self.receiver.on_payload(message_id)
-
     def on_writable(self) -> None:
-        self.sender.pump()
+        self.sender.pump.run()
 
     def before_flush(self) -> None:
         report = self.receiver.take_report()

@@ -39,14 +39,17 @@ class Loopback:
         handler = self._handler
         if handler is not None and self._out:
             handler.before_flush()
-        while self._out and self._handler is not None:
+        while self._out:
             out, self._out = self._out, []
             for data in out:
+                handler = self._handler
+                if handler is None:
+                    return  # a goodbye ended the link
                 _, kind, flags, _, key = HEADER.unpack_from(data)
                 try:
-                    self._handler.on_frame(kind, flags, key, memoryview(data)[HEADER.size :])
+                    handler.on_frame(kind, flags, key, memoryview(data)[HEADER.size :])
                 except Exception as error:  # a fault of ours ends this link and nothing else
-                    handler, self._handler = self._handler, None
+                    self._handler = None
                     handler.on_lost(error)
                     return
 

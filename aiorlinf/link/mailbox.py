@@ -11,102 +11,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from aiorlinf.errors import AiorlinfError
-    from aiorlinf.work.base import AsyncWork
+from aiorlinf.link.incoming import Incoming, Receive
 
-__all__ = ["Incoming", "Mailbox", "Receive", "Wildcard"]
-
-
-class Receive:
-    """A posted receive.
-
-    Attributes:
-        work: what the caller holds.
-        key: stream it asks for.
-        tensor_out: the caller's buffer for `recv_tensor`, None for `recv`.
-        cancelled: set instead of searching the queue, which skips such entries when it meets them.
-        message: the matched message whose payload is still to come, else None.
-        order: position of the message it got, for giving it back.
-        with_sender: the value is (sender, object), as `inbox` gives it.
-        receiver: the receiving half that it was posted to, None before that.
-    """
-
-    __slots__ = ("cancelled", "key", "message", "order", "receiver", "tensor_out", "with_sender", "work")
-
-    work: AsyncWork[Any]
-
-    def __init__(self, key: int, tensor_out: Any = None, *, with_sender: bool = False) -> None:
-        self.key = key
-        self.tensor_out = tensor_out
-        self.with_sender = with_sender
-        self.cancelled = False
-        self.message: Incoming | None = None
-        self.order = 0
-        self.receiver: Any = None
-
-    def give_back(self, value: Any) -> None:
-        """The caller was cancelled between delivery and taking the value."""
-        self.receiver.give_back(self, value)
-
-    def __str__(self) -> str:
-        tag = f"tag {self.key & 0xFFFFFFFF}"
-        if self.receiver is None:
-            return tag
-        return f"{self.receiver.local}<-{self.receiver.remote} {tag}"
-
-
-class Incoming:
-    """A message that has been announced; its payload may still be under way.
-
-    Attributes:
-        key: stream it belongs to.
-        order: position among all messages of this link, from 0.
-        message_id: sender's number, 0 where the sender waits for no reply.
-        is_tensor: from `send_tensor`.
-        want_reply: the sender waits for ACCEPTED or REFUSED.
-        charged: bytes that count against the window until the message is taken, 0 once returned.
-        complete: the payload is there and committed.
-        body: whole small message, when it travelled inline.
-        content: what the link needs to place and rebuild a larger payload.
-        receive: the matched receive, None while waiting.
-        value: the finished object in a one-element list, once a receive gave it back.
-        error: the sender failed in the middle; whoever receives the message gets this.
-        queued: it is in its mailbox, nobody has taken it.
-    """
-
-    __slots__ = (
-        "body",
-        "charged",
-        "complete",
-        "content",
-        "error",
-        "is_tensor",
-        "key",
-        "message_id",
-        "order",
-        "queued",
-        "receive",
-        "value",
-        "want_reply",
-    )
-
-    def __init__(self, key: int, order: int, message_id: int, is_tensor: bool, want_reply: bool) -> None:
-        self.key = key
-        self.order = order
-        self.message_id = message_id
-        self.is_tensor = is_tensor
-        self.want_reply = want_reply
-        self.charged = 0
-        self.complete = False
-        self.body: Any = None
-        self.content: Any = None
-        self.receive: Receive | None = None
-        self.value: list[Any] | None = None
-        self.error: AiorlinfError | None = None
-        self.queued = False
+__all__ = ["Mailbox", "Wildcard"]
 
 
 class Wildcard(Protocol):
@@ -229,11 +138,11 @@ class Mailbox:
         for stream in self._streams.values():
             yield from stream.arrived
 
-    def drain_posted(self) -> list[tuple[int, Receive]]:
+    def drain_posted(self) -> list[Receive]:
         """Take every waiting receive, in no order between streams: the link has ended."""
-        taken = []
+        taken: list[Receive] = []
         for key, stream in list(self._streams.items()):
-            taken.extend((key, receive) for receive in stream.posted if not receive.cancelled)
+            taken.extend(receive for receive in stream.posted if not receive.cancelled)
             stream.posted.clear()
             if not stream.arrived:
                 del self._streams[key]

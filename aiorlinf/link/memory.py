@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 __all__ = ["byte_tensor", "byte_view", "fresh_bytes"]
@@ -19,4 +21,5 @@ def byte_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 def byte_view(tensor: torch.Tensor) -> memoryview:
     """The memory of a one-dimensional uint8 tensor, writable."""
-    return memoryview(tensor.numpy())
+    array: Any = tensor.numpy()  # NumPy's stubs do not say that arrays are buffers on every Python
+    return memoryview(array)

@@ -246,9 +246,7 @@ class LinkTable:
 
     async def _until_up(self, link: Link, seconds: float) -> None:
         """Wait, or less if the peer connects to us meanwhile."""
-        end = time.monotonic() + seconds
-        while link.state is LinkState.CONNECTING and time.monotonic() < end:
-            await asyncio.sleep(min(0.01, max(0.0, end - time.monotonic())))
+        await asyncio.wait([link.settled], timeout=seconds)
 
     async def _dial(self, link: Link, me: Self, record: WorkerRecord) -> None:
         peer = link.remote
@@ -311,7 +309,9 @@ class LinkTable:
     def _proved(self, side: ServerSide, hello: Hello) -> None:
         self._unproven.pop(side, None)
         me = self._self
-        assert me is not None and hello.address is not None and side.handshake is not None
+        assert me is not None
+        assert hello.address is not None
+        assert side.handshake is not None
         remote = WorkerAddress(hello.address)
         link = self._links.get(remote)
         if link is not None and link.state is not LinkState.CONNECTING:
@@ -405,8 +405,8 @@ class LinkTable:
             inbox.end(ClosedError("the worker was closed"))
         for link in links:
             link.stop_receiving()
-        while time.monotonic() < end and any(link.sender.unfinished() for link in links if link.state is not LinkState.ENDED):
-            await asyncio.sleep(0.002)
+        if links:
+            await asyncio.wait([link.sender.idle() for link in links], timeout=timeout)
         lost = []
         for link in links:
             unfinished = link.sender.unfinished() if link.state is not LinkState.ENDED else []
@@ -446,7 +446,7 @@ class LinkTable:
 def _again(error: AiorlinfError) -> AiorlinfError:
     """A fresh error of the same content for each operation that fails by it."""
     make: Callable[..., AiorlinfError]
-    make, arguments = error.__reduce__()  # type: ignore[assignment]
+    make, arguments = error.__reduce__()
     fresh = make(*arguments)
     fresh.__cause__ = error.__cause__
     return fresh

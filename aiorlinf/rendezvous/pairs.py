@@ -79,7 +79,7 @@ class Pairs:
         timeout: seconds for one attempt.
     """
 
-    via = Via.GLOO
+    via: Via = Via.GLOO
 
     def __init__(
         self, home: LoopHome, send: Callable[[bytes], None], make: PairFactory, *, threshold: int, timeout: float, local: str, remote: str

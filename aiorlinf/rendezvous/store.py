@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from torch.distributed import Store
+from torch.distributed.distributed_c10d import Store
 
 __all__ = ["PairStore"]
 

@@ -1,0 +1,127 @@
+"""The last step of receiving: a complete, matched message becomes the value of a work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from aiorlinf.errors import AiorlinfError, UnsupportedObject
+from aiorlinf.link.incoming import Incoming, Receive
+from aiorlinf.link.memory import byte_tensor
+from aiorlinf.wire.inline import decode_inline
+from aiorlinf.wire.tree import rebuild
+
+if TYPE_CHECKING:
+    from aiorlinf.work.home import LoopHome
+
+__all__ = ["Delivery", "about"]
+
+_HEAVY_SKELETON_BYTES = 256 * 1024
+"""Skeletons from this size on are unpickled in a private thread, so that the loop stays free."""
+
+
+class Answerer(Protocol):
+    """What delivery needs of the receiving half."""
+
+    home: LoopHome
+    remote: str
+
+    def accept(self, message: Incoming) -> None: ...
+    def refuse_reply(self, message: Incoming, fact: dict[str, Any]) -> None: ...
+
+
+class Delivery:
+    """See the module. Home thread only."""
+
+    def __init__(self, answerer: Answerer, allow_pickle: bool) -> None:
+        self.allow_pickle = allow_pickle
+        self._answerer = answerer
+
+    def deliver(self, receive: Receive, message: Incoming) -> None:
+        """End the receive's work with what the message holds."""
+        if message.error is not None:
+            receive.work._fail(about(message.error, receive))
+        elif receive.tensor_out is not None:
+            self._deliver_tensor(receive, receive.tensor_out, message)
+        elif message.value is not None:
+            self._finish(receive, message.value[0])
+        elif self._is_heavy(message):
+            receive.message = message  # a cancel meanwhile gives it back
+            rebuilding = self._answerer.home.submit(self._rebuild, message)
+            rebuilding.add_done_callback(lambda work: self._rebuilt(receive, message, work))
+        else:
+            try:
+                value = self._rebuild(message)
+            except Exception as error:  # whatever an unpickled class raises concerns this message only
+                self._fail(receive, message, error)
+            else:
+                self._hand_over(receive, message, value)
+
+    def _is_heavy(self, message: Incoming) -> bool:
+        content = message.content
+        return content is not None and content.manifest is not None and len(content.manifest.skeleton) > _HEAVY_SKELETON_BYTES
+
+    def _rebuild(self, message: Incoming) -> Any:
+        content = message.content
+        if content is not None and content.manifest is not None:
+            return rebuild(content.manifest, content.tensors, allow_pickle=self.allow_pickle)
+        return decode_inline(memoryview(message.body or b""), allow_pickle=self.allow_pickle)
+
+    def _rebuilt(self, receive: Receive, message: Incoming, work: Any) -> None:
+        if receive.message is not message or work.cancelled():
+            return  # cancelled meanwhile, and the message was given back whole
+        receive.message = None
+        error = work.exception()
+        if error is None:
+            self._hand_over(receive, message, work.result())
+        elif isinstance(error, Exception):
+            self._fail(receive, message, error)
+        else:
+            receive.work._fail(error)
+
+    def _hand_over(self, receive: Receive, message: Incoming, value: Any) -> None:
+        message.content = None
+        message.body = None
+        self._answerer.accept(message)
+        self._finish(receive, value)
+
+    def _finish(self, receive: Receive, value: Any) -> None:
+        receive.work._finish((self._answerer.remote, value) if receive.with_sender else value)
+
+    def _deliver_tensor(self, receive: Receive, out: torch.Tensor, message: Incoming) -> None:
+        content = message.content
+        assert content is not None
+        if not content.direct and content.total:
+            source = torch.frombuffer(bytearray(message.body), dtype=torch.uint8) if message.body is not None else content.tensors[0]
+            byte_tensor(out).copy_(source)
+        if not out.is_inference():
+            # Autograd must see that the tensor was written to, as with any in-place operation.
+            torch.autograd.graph.increment_version(out)
+        self._answerer.accept(message)
+        receive.work._finish(out)
+
+    def _fail(self, receive: Receive, message: Incoming, error: Exception) -> None:
+        message.content = None
+        message.body = None
+        failure = self.undecodable(error, receive)
+        if message.want_reply:
+            self._answerer.refuse_reply(message, {"why": "undecodable", "message": failure.message, "type": type(error).__name__})
+        receive.work._fail(failure)
+
+    def undecodable(self, error: Exception, receive: Receive) -> AiorlinfError:
+        """The error of a receive whose object cannot be rebuilt."""
+        if isinstance(error, AiorlinfError):
+            return about(error, receive)
+        text = f"the object cannot be rebuilt here: {type(error).__name__}: {error}"
+        failure = UnsupportedObject(text, hint="its class must be importable on both sides")
+        failure.__cause__ = error
+        return about(failure, receive)
+
+
+def about(error: AiorlinfError, receive: Receive) -> AiorlinfError:
+    """Say in the error which receive it concerns."""
+    error.fill(operation=receive.work.operation, tag=receive.key & 0xFFFFFFFF)
+    if receive.receiver is not None:
+        error.fill(local=receive.receiver.local, remote=receive.receiver.remote)
+    return error

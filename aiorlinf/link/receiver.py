@@ -1,0 +1,543 @@
+"""The receiving half of a link: matching, placing payloads, the window's reports.
+
+A message is matched when it is announced, delivered when it is complete. Its payload goes straight into its final memory: for
+`recv_tensor` the caller's own buffer, else fresh memory that becomes the received tensors.
+
+The lock-out rule: `send_tensor` is done when a `recv_tensor` takes it. If both workers send first and receive second, each would wait
+for the other for ever; so when tensors wait unmatched in both directions, they are accepted into our memory and their sends are done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import orjson
+import torch
+
+from aiorlinf.errors import AiorlinfError, Mismatch, RemoteError, UsageError, WireError
+from aiorlinf.link.delivery import Delivery, about
+from aiorlinf.link.incoming import Content, Incoming, Receive
+from aiorlinf.link.mailbox import Mailbox
+from aiorlinf.link.memory import byte_tensor, byte_view, fresh_bytes
+from aiorlinf.link.sink import DiscardSink, Sink
+from aiorlinf.link.window import FRAME_COST, ReceiveWindow
+from aiorlinf.wire.frames import MESSAGE_ID, OPEN_PREFIX, Flag, FrameType, Start, Via, frame
+from aiorlinf.wire.inline import decode_inline
+from aiorlinf.wire.leaves import read_spec
+from aiorlinf.wire.manifest import Limits, decode_manifest
+from aiorlinf.wire.tensor_header import check_tensor_fits, decode_tensor_spec, describe_spec, describe_tensor, sendable_leaf
+
+if TYPE_CHECKING:
+    from aiorlinf.config import CollectiveConfig
+    from aiorlinf.link.connection import FrameWriter
+    from aiorlinf.work.home import LoopHome
+
+__all__ = ["ReceiveLane", "Receiver"]
+
+log = logging.getLogger("aiorlinf.link")
+
+_REPORT_SECONDS = 0.005
+_FLOWING_LIMIT = 4096
+_OPENED_LIMIT = 1 << 16
+
+
+class ReceiveLane(Protocol):
+    """The receiving end of a `PayloadLane`."""
+
+    def receive(self, generation: int, leaves: list[torch.Tensor], then: Callable[[BaseException | None], None]) -> bool:
+        """Receive these leaves in order, then call back once on the home thread. False if that generation is not there (any more)."""
+
+
+class Receiver:
+    """See the module. Everything here runs on the home thread.
+
+    Attributes:
+        lane: the way around the stream, if this side has one.
+        messages, payload_bytes: received so far.
+        mismatches: messages refused because the receive expected something else.
+        opened: by message id, messages whose trailer has not come.
+        tensor_sends_waiting: asks the sending half whether a `send_tensor` of ours waits for its match.
+    """
+
+    def __init__(self, home: LoopHome, mailbox: Mailbox, config: CollectiveConfig, local: str, remote: str) -> None:
+        self.home = home
+        self.mailbox = mailbox
+        self.local = local
+        self.remote = remote
+        self.lane: ReceiveLane | None = None
+        self.messages = 0
+        self.payload_bytes = 0
+        self.mismatches = 0
+        self.opened: dict[int, Incoming] = {}
+        self.tensor_sends_waiting: Callable[[], bool] = lambda: False
+        self.window = ReceiveWindow(config.window_bytes)
+        self.delivery = Delivery(self, config.allow_pickle)
+        self.configure(config)
+        self._conn: FrameWriter | None = None
+        self._relieved = 0
+        self._report_scheduled = False
+        self._flowing: set[int] = set()
+        self._unmatched_tensors: set[Incoming] = set()
+        self._discard = DiscardSink()
+
+    def configure(self, config: CollectiveConfig) -> None:
+        """Take over the bounds on what a peer can make us allocate."""
+        self.window.size = config.window_bytes
+        self.allow_pickle = self.delivery.allow_pickle = config.allow_pickle
+        self._limits = Limits(max_manifest_bytes=config.max_manifest_bytes, max_message_bytes=config.max_message_bytes)
+
+    def up(self, conn: FrameWriter) -> None:
+        """The link is connected."""
+        self._conn = conn
+
+    def reply(self, kind: int, key: int, body: bytes = b"") -> None:
+        """Send a small frame, unless the link has ended."""
+        if self._conn is not None:
+            self._conn.send(frame(kind, key, body))
+
+    # ---- the window
+
+    def consume(self, message: Incoming) -> None:
+        """The message is taken: its room in the window is free again."""
+        cost, message.charged = message.charged, 0
+        if cost:
+            self._consume(cost)
+
+    def _consume(self, cost: int) -> None:
+        if self.window.consume(cost):
+            self._report()
+        elif not self._report_scheduled:
+            # It rides on the next write; if there is none, it goes alone after a few milliseconds.
+            self._report_scheduled = True
+            self.home.loop.call_later(_REPORT_SECONDS, self._late_report)
+
+    def _late_report(self) -> None:
+        self._report_scheduled = False
+        self._report()
+
+    def _report(self) -> None:
+        data = self.take_report()
+        if data is not None and self._conn is not None:
+            self._conn.send(data)
+
+    def take_report(self) -> bytes | None:
+        """The CREDIT frame that is due, if any."""
+        if self._conn is None:
+            return None
+        total = self.window.report()
+        return None if total is None else frame(FrameType.CREDIT, total)
+
+    # ---- arrivals
+
+    def on_data(self, key: int, flags: int, body: memoryview) -> None:
+        """A whole small message."""
+        self.messages += 1
+        size = len(body)
+        message_id = 0
+        if flags & Flag.WANT_REPLY:
+            (message_id,) = MESSAGE_ID.unpack_from(body)
+            body = body[MESSAGE_ID.size :]
+            size -= MESSAGE_ID.size
+        self.payload_bytes += size
+        cost = size + FRAME_COST
+        self.window.arrive(cost)
+        mailbox = self.mailbox
+        order = mailbox.next_order()
+        receive = mailbox.waiting(key)
+        if receive is not None and not flags and receive.tensor_out is None:
+            # The common case: somebody waits for it, nobody waits for an answer.
+            self._consume(cost)
+            receive.order = order
+            if key not in self._flowing:
+                self._flow(key)
+            try:
+                value = decode_inline(body, allow_pickle=self.allow_pickle)
+            except Exception as error:  # whatever an unpickled class raises concerns this message only
+                receive.work._fail(self.delivery.undecodable(error, receive))
+                return
+            receive.work._finish(value)
+            return
+        message = Incoming(key, order, message_id, is_tensor=bool(flags & Flag.TENSOR), want_reply=bool(flags & Flag.WANT_REPLY))
+        message.charged = cost
+        message.complete = True
+        if message.is_tensor:
+            spec, offset = read_spec(body, 0)
+            body = body[offset:]
+            if len(body) != spec.nbytes:
+                raise WireError(f"a tensor of {spec.nbytes} bytes came with {len(body)}")
+            message.content = Content(None, spec, spec.nbytes)
+        if receive is not None:
+            message.body = body  # used up before this call returns
+            self.match(receive, message)
+        else:
+            message.body = bytes(body)
+            self._keep(message)
+
+    def on_open(self, key: int, flags: int, body: memoryview) -> None:
+        """A larger message is announced."""
+        self.messages += 1
+        if len(body) < OPEN_PREFIX.size:
+            raise WireError("an OPEN frame is cut short")
+        message_id, total = OPEN_PREFIX.unpack_from(body)
+        if message_id in self.opened or len(self.opened) >= _OPENED_LIMIT:
+            raise WireError(f"message {message_id} is opened twice, or too many are open ({len(self.opened)})")
+        self.payload_bytes += total
+        message = Incoming(
+            key, self.mailbox.next_order(), message_id, is_tensor=bool(flags & Flag.TENSOR), want_reply=bool(flags & Flag.WANT_REPLY)
+        )
+        message.content = self._describe(flags, bytes(body[OPEN_PREFIX.size :]), total)
+        self.opened[message_id] = message
+        receive = self.mailbox.waiting(key)
+        if total > self._limits.max_message_bytes:
+            text = f"a message of {total} bytes is over the receiver's max_message_bytes of {self._limits.max_message_bytes}"
+            message.want_reply = True
+            self._refuse(message, {"why": "too large", "message": text})
+            if receive is not None:
+                receive.work._fail(about(UsageError(text), receive))
+        elif receive is not None:
+            self.match(receive, message)
+        else:
+            self._keep(message)
+
+    def _describe(self, flags: int, head: bytes, total: int) -> Content:
+        if flags & Flag.TENSOR:
+            spec = decode_tensor_spec(head)
+            if spec.nbytes != total:
+                raise WireError(f"a tensor of {spec.nbytes} bytes is announced with {total}")
+            return Content(None, spec, total)
+        if flags & Flag.INLINE:
+            return Content(None, None, total)
+        manifest = decode_manifest(head, limits=self._limits)
+        if manifest.payload_bytes != total:
+            raise WireError(f"leaves of {manifest.payload_bytes} bytes are announced as {total}")
+        return Content(manifest, None, total)
+
+    def _keep(self, message: Incoming) -> None:
+        """Nobody waits for it yet."""
+        if message.is_tensor and message.want_reply:
+            self._unmatched_tensors.add(message)
+        elif message.complete:
+            self.accept(message)
+        self.mailbox.keep(message)
+        if self._unmatched_tensors:
+            self.relieve_lockout()
+
+    def relieve_lockout(self) -> None:
+        """Apply the lock-out rule; also called when a `send_tensor` of ours starts to wait."""
+        if not self._unmatched_tensors or not self.tensor_sends_waiting():
+            return
+        for message in sorted(self._unmatched_tensors, key=lambda message: message.order):
+            content = message.content
+            assert content is not None
+            if message.complete:
+                self._unmatched_tensors.discard(message)
+                self.accept(message)
+            elif not content.asked and self._relieved + content.total <= self.window.size:
+                content.relieved = content.total
+                self._relieved += content.total
+                self._ask(message, content)
+
+    def _ask(self, message: Incoming, content: Content) -> None:
+        if not content.asked and not content.attempt:
+            content.asked = True
+            self.reply(FrameType.GO, message.message_id)
+
+    def accept(self, message: Incoming) -> None:
+        """The message is in our hands: the sender's work is done."""
+        if message.want_reply:
+            message.want_reply = False
+            self.reply(FrameType.ACCEPTED, message.message_id)
+
+    def _refuse(self, message: Incoming, fact: dict[str, Any]) -> None:
+        """Tell the sender, and throw away what is still to come."""
+        message.body = None
+        if message.message_id in self.opened:
+            assert message.content is not None
+            message.content.refused = True  # its payload may be on the way already
+        else:
+            message.content = None
+        self.consume(message)
+        self._flowing.discard(message.key)
+        self.refuse_reply(message, fact)
+
+    def refuse_reply(self, message: Incoming, fact: dict[str, Any]) -> None:
+        """Make the sender's work fail; if it is done already, say so here."""
+        if message.message_id:
+            self.reply(FrameType.REFUSED, message.message_id, orjson.dumps(fact))
+        if message.want_reply:
+            message.want_reply = False
+        else:
+            log.warning("%s: a message of %s was refused after its send was done: %s", self.local, self.remote, fact)
+
+    def _flow(self, key: int) -> None:
+        if len(self._flowing) < _FLOWING_LIMIT:
+            self._flowing.add(key)
+            self.reply(FrameType.FLOW, key)
+
+    # ---- matching
+
+    def post(self, receive: Receive) -> None:
+        """A receive of ours: it gets the oldest message of its stream, or waits."""
+        receive.receiver = self
+        message = self.mailbox.first(receive.key)
+        if message is None:
+            self.mailbox.post(receive.key, receive)
+        else:
+            self.match(receive, message)
+
+    def match(self, receive: Receive, message: Incoming) -> None:
+        """`message`, taken from its queue, goes to `receive`."""
+        receive.order = message.order
+        self._unmatched_tensors.discard(message)
+        wrong = _mismatch(receive, message)
+        if wrong is not None:
+            self.mismatches += 1
+            sent, expected = wrong
+            self._refuse(message, {"why": "mismatch", "sent": sent, "expected": expected})
+            receive.work._fail(about(Mismatch(sent, expected), receive))
+            return
+        if not message.is_tensor and message.key not in self._flowing:
+            self._flow(message.key)
+        if message.complete:
+            self._deliver(receive, message)
+            return
+        receive.message = message
+        message.receive = receive
+        content = message.content
+        assert content is not None
+        self._ask(message, content)
+
+    def _deliver(self, receive: Receive, message: Incoming) -> None:
+        receive.message = None
+        message.receive = None
+        self._relieve(message)
+        self.consume(message)
+        self.delivery.deliver(receive, message)
+
+    def _relieve(self, message: Incoming) -> None:
+        content = message.content
+        if content is not None and content.relieved:
+            self._relieved -= content.relieved
+            content.relieved = 0
+
+    # ---- payload
+
+    def on_start(self, message_id: int, flags: int, body: memoryview) -> None:
+        """The payload begins (again)."""
+        message = self.opened.get(message_id)
+        if message is None:
+            raise WireError(f"the payload of an unknown message {message_id} begins")
+        start = Start.decode(body)
+        content = message.content
+        assert content is not None
+        if flags & Flag.CHARGED and not content.attempt:
+            message.charged = content.total + FRAME_COST
+            self.window.arrive(message.charged)
+            if content.refused:
+                self.consume(message)
+        content.attempt += 1
+        content.ended = False
+        content.lane_pending = False
+        around = start.via != Via.STREAM
+        if content.refused:
+            if around:  # a started transfer must be taken off its lane, in order
+                content.allocate()
+                self._start_lane(message, content, start)
+            return
+        receive = message.receive
+        if receive is not None and receive.tensor_out is not None and not content.tensors:
+            content.place_into(receive.tensor_out)
+        elif not content.tensors:
+            content.allocate()
+        content.sink = Sink([byte_view(tensor) for tensor in content.split(start.threshold if around else None)[1]])
+        if around:
+            self._start_lane(message, content, start)
+
+    def _start_lane(self, message: Incoming, content: Content, start: Start) -> None:
+        attempt = content.attempt
+        content.lane_pending = True
+
+        def finished(error: BaseException | None) -> None:
+            if content.attempt != attempt or self.opened.get(message.message_id) is not message:
+                return
+            if error is not None:
+                self.reply(FrameType.AGAIN, message.message_id)
+                return
+            content.lane_pending = False
+            self._check_complete(message, content)
+
+        lane = self.lane
+        if lane is None or not lane.receive(start.generation, content.split(start.threshold)[0], finished):
+            self.reply(FrameType.AGAIN, message.message_id)
+
+    def on_chunk(self, message_id: int) -> Sink | DiscardSink:
+        """A piece of a payload begins; where it goes."""
+        message = self.opened.get(message_id)
+        content = None if message is None else message.content
+        if content is None or content.refused:
+            return self._discard
+        if content.sink is None:
+            raise WireError(f"payload of message {message_id} comes before its START")
+        return content.sink
+
+    def on_end(self, message_id: int, flags: int, body: memoryview) -> None:
+        """The trailer."""
+        message = self.opened.get(message_id)
+        if message is None:
+            if flags & Flag.WITHDRAWN:
+                self._withdrawn_whole(message_id)
+            return
+        content = message.content
+        assert content is not None
+        if content.refused:
+            del self.opened[message_id]
+        elif flags & Flag.WITHDRAWN:
+            del self.opened[message_id]
+            self._withdrawn(message)
+        elif flags & Flag.VOID:
+            del self.opened[message_id]
+            self._void(message, bytes(body[:4096]).decode("utf-8", "replace"))
+        else:
+            content.ended = True
+            self._check_complete(message, content)
+
+    def _check_complete(self, message: Incoming, content: Content) -> None:
+        if content.refused or not content.ended or content.lane_pending:
+            return
+        sink = content.sink
+        if sink is None or sink.done != sink.total:
+            raise WireError(f"message {message.message_id} ends after {sink.done if sink else 0} bytes of {content.total}")
+        message.complete = True
+        del self.opened[message.message_id]
+        if content.whole:
+            message.body = byte_view(content.tensors[0]) if content.total else b""
+        receive = message.receive
+        if receive is not None:
+            self._deliver(receive, message)
+        elif message.is_tensor:
+            if content.borrowed:
+                content.borrowed = False
+                content.tensors = [content.tensors[0].clone()]
+            self.relieve_lockout()
+        else:
+            self.accept(message)
+
+    def _withdrawn_whole(self, message_id: int) -> None:
+        """The sender cancelled a message that came in one frame: only one that still waits for its match can be withdrawn."""
+        for message in list(self._unmatched_tensors):
+            if message.message_id == message_id:
+                self._withdrawn(message)
+
+    def _withdrawn(self, message: Incoming) -> None:
+        """The sender cancelled: as if the message had never come."""
+        self._unmatched_tensors.discard(message)
+        self.mailbox.remove(message)
+        self._relieve(message)
+        self.consume(message)
+        receive, message.receive = message.receive, None
+        if receive is None:
+            return
+        receive.message = None
+        following = self.mailbox.first(message.key)
+        if following is not None:
+            self.match(receive, following)
+        else:
+            self.mailbox.post(message.key, receive, at_head=True)
+
+    def _void(self, message: Incoming, text: str) -> None:
+        """The sender failed in the middle: the message is an error for whoever receives it."""
+        error = RemoteError(f"the sender failed: {text}")
+        self._unmatched_tensors.discard(message)
+        self._relieve(message)
+        message.want_reply = False
+        message.content = None
+        message.error = error
+        message.complete = True
+        receive = message.receive
+        if receive is not None:
+            self._deliver(receive, message)
+
+    # ---- cancelling and ends
+
+    def cancel(self, receive: Receive) -> None:
+        """The caller cancelled before the message was delivered: the message, if one was matched, goes back to its place."""
+        message = receive.message
+        if message is None:
+            self.mailbox.withdraw(receive.key, receive)
+            return
+        receive.message = None
+        message.receive = None
+        content = message.content
+        if content is not None and content.direct:
+            content.direct = False
+            if content.lane_pending:
+                # The transfer cannot be recalled: it goes on into the caller's memory, and is copied from there at its end.
+                content.borrowed = True
+            elif content.sink is not None:
+                fresh = fresh_bytes(content.total)
+                content.sink.redirect([byte_view(fresh)])
+                content.tensors = [fresh]
+        self._offer(message)
+
+    def give_back(self, receive: Receive, value: Any) -> None:
+        """The caller was cancelled between delivery and taking the value: the message goes back to its place."""
+        is_tensor = receive.tensor_out is not None
+        message = Incoming(receive.key, receive.order, 0, is_tensor=is_tensor, want_reply=False)
+        message.complete = True
+        if is_tensor:
+            message.body = bytes(byte_view(byte_tensor(value))) if value.numel() else b""
+            message.content = Content(None, sendable_leaf(value).spec, len(message.body))
+        else:
+            message.value = [value[1] if receive.with_sender else value]
+        self._offer(message)
+
+    def _offer(self, message: Incoming) -> None:
+        receive = self.mailbox.waiting(message.key)
+        if receive is not None:
+            self.match(receive, message)
+        else:
+            self._keep(message)
+
+    def fail_all(self, make_error: Callable[[], AiorlinfError]) -> None:
+        """The link has ended: messages that are complete can still be received, everything else has failed."""
+        self._conn = None
+        opened, self.opened = self.opened, {}
+        self._unmatched_tensors.clear()
+        for message in opened.values():
+            content = message.content
+            receive, message.receive = message.receive, None
+            self.mailbox.remove(message)
+            if receive is not None:
+                receive.message = None
+                error = make_error()
+                if content is not None:
+                    error.fill(bytes_done=content.sink.done if content.sink is not None else 0, bytes_expected=content.total)
+                receive.work._fail(about(error, receive))
+        self.fail_posted(make_error)
+
+    def fail_posted(self, make_error: Callable[[], AiorlinfError]) -> None:
+        """End the receives that no message was matched to."""
+        for receive in self.mailbox.drain_posted():
+            receive.work._fail(about(make_error(), receive))
+
+
+def _mismatch(receive: Receive, message: Incoming) -> tuple[str, str] | None:
+    """(what was sent, what was expected) when the two do not fit."""
+    out = receive.tensor_out
+    if message.error is not None:
+        return None
+    if not message.is_tensor:
+        if out is None:
+            return None
+        return "an object (send)", f"a {describe_tensor(out)} (recv_tensor)"
+    content = message.content
+    assert content is not None
+    spec = content.spec
+    assert spec is not None
+    if out is None:
+        return f"a {describe_spec(spec)} (send_tensor)", "an object (recv)"
+    if check_tensor_fits(spec, out) is None:
+        return None
+    return f"a {describe_spec(spec)}", f"a {describe_tensor(out)}"

@@ -1,0 +1,446 @@
+"""The sending half of a link: admission by window, payloads, trailers, replies.
+
+States of a message (`Outgoing.state`), only downwards:
+
+QUEUED    the link is not up yet
+OPENED    its manifest is on the wire; it waits for the window or for GO
+STARTED   its payload is on the way
+SENT      everything is written; a reply is awaited
+DONE      its work is finished, failed or cancelled
+
+A small message leaves whole, at once, if the window has room. A send is done when the payload's memory is free again: for
+small messages that is when they are copied into the frame. Three exceptions wait for the peer's answer: `send_tensor`, which is
+done when a `recv_tensor` took it; payloads that go around the stream, which can be lost on their own; and the first messages of a
+stream, until the peer says (FLOW) that general receives take them, so that a `send` that meets a `recv_tensor` fails on both sides.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import orjson
+
+from aiorlinf.errors import AiorlinfError, Mismatch, PeerError, RemoteError, UsageError
+from aiorlinf.link.memory import byte_tensor
+from aiorlinf.link.outgoing import Outgoing, State, goes_around
+from aiorlinf.link.pump import Pump
+from aiorlinf.link.window import FRAME_COST
+from aiorlinf.wire.frames import HEADER, MESSAGE_ID, OPEN_PREFIX, Flag, FrameType, Start, Via, frame
+
+if TYPE_CHECKING:
+    import asyncio
+
+    import torch
+
+    from aiorlinf.link.connection import FrameWriter
+    from aiorlinf.work.base import AsyncWork
+    from aiorlinf.work.home import LoopHome
+
+__all__ = ["PayloadLane", "Sender"]
+
+_FLOWING_LIMIT = 4096
+_PENDING_LIMIT = 16384
+"""So many messages may be unanswered at once; more wait here, so that a peer that does not receive holds a bounded number of manifests."""
+_OVER_STREAM = Start(Via.STREAM, 0, 0)
+
+
+class PayloadLane(Protocol):
+    """A way around the stream for large leaves, one direction of one link (`rendezvous.pairs`)."""
+
+    via: Via
+    threshold: int
+
+    def ready(self) -> int | None:
+        """The generation that can be used now, None when it has to be prepared first."""
+
+    def prepare(self, then: Callable[[AiorlinfError | None], None]) -> None:
+        """Make it usable, then call back on the home thread; with an error it cannot be."""
+
+    def send(self, generation: int, leaves: list[torch.Tensor], then: Callable[[BaseException | None], None]) -> None:
+        """Send these one-dimensional uint8 tensors in order, then call back once on the home thread."""
+
+    def drop_out(self, generation: int, reason: str) -> None:
+        """Forget this generation."""
+
+
+class Sender:
+    """See the module. Everything here runs on the home thread.
+
+    Attributes:
+        window: bytes the peer accepts before a receive is posted.
+        lane: a way around the stream, if the payloads to this peer have one; `lane_required` if they must take it.
+        messages, payload_bytes: sent so far; `lane_bytes` of them around the stream.
+        pending: by message id, everything the peer may still answer or that is not fully written.
+    """
+
+    def __init__(self, home: LoopHome, chunk_bytes: int, local: str, remote: str) -> None:
+        self.home = home
+        self.local = local
+        self.remote = remote
+        self.window = 0
+        self.lane: PayloadLane | None = None
+        self.lane_required = False
+        self.messages = 0
+        self.payload_bytes = 0
+        self.lane_bytes = 0
+        self.pending: dict[int, Outgoing] = {}
+        self.pump = Pump(home.loop, chunk_bytes, self._over)
+        self._conn: FrameWriter | None = None
+        self._charged = 0
+        self._consumed = 0
+        self._next_id = 1
+        self._flowing: set[int] = set()
+        self._backlog: deque[Outgoing] = deque()  # not admitted yet: the link is not up, or too much is pending
+        self._waiting: deque[Outgoing] = deque()  # general messages that wait for the window
+        self._lane_queue: deque[Outgoing] = deque()  # started, but the lane is being prepared
+        self._working_off = False
+        self._idle: asyncio.Future[None] | None = None
+        self._tensors = 0  # send_tensor messages among `pending`
+
+    # ---- admission
+
+    def up(self, conn: FrameWriter, window: int) -> None:
+        """The link is connected: what waited for it leaves now, in order."""
+        self._conn = conn
+        self.window = window
+        self.pump.up(conn)
+        self._work_off()
+
+    def _work_off(self) -> None:
+        """Admit what is queued. Finishing a message may run user code that sends more: that comes after what is queued."""
+        if self._working_off:
+            return
+        self._working_off = True
+        try:
+            while self._backlog and self._conn is not None and len(self.pending) < _PENDING_LIMIT:
+                out = self._backlog.popleft()
+                if out.state == State.QUEUED:
+                    self._admit(self._conn, out)
+        finally:
+            self._working_off = False
+
+    def send_small(self, work: AsyncWork[None], key: int, body: bytes) -> None:
+        """A general message whose payload is in `body`. The common case, kept short."""
+        size = len(body)
+        charged = self._charged + size + FRAME_COST
+        if key in self._flowing and charged - self._consumed <= self.window and not self._backlog:
+            conn = self._conn
+            if conn is not None:
+                self._charged = charged
+                self.messages += 1
+                self.payload_bytes += size
+                conn.send(HEADER.pack(size, FrameType.DATA, 0, 0, key) + body)
+                work._finish(None)
+                return
+        self.send(Outgoing(work, key, body=body, total=size))
+
+    def send(self, out: Outgoing) -> None:
+        """Take a message; its work finishes by the rules of the module."""
+        out.work._detail = out
+        out.sender = self
+        self._backlog.append(out)
+        self._work_off()
+
+    def _credit(self) -> int:
+        return self.window - (self._charged - self._consumed)
+
+    def _admit(self, conn: FrameWriter, out: Outgoing) -> None:
+        self.messages += 1
+        self.payload_bytes += out.total
+        out.reply = bool(out.flags & Flag.TENSOR) or out.key not in self._flowing or self._goes_around(out)
+        if out.reply:
+            out.flags |= Flag.WANT_REPLY
+        if out.body is None:
+            self._open(conn, out)
+        elif len(out.body) + FRAME_COST <= self._credit():
+            self._send_whole(conn, out, out.body)
+        else:
+            if out.head:
+                out.manifest = out.body[: out.head]
+            else:
+                out.flags |= Flag.INLINE
+            self._open(conn, out)
+
+    def _goes_around(self, out: Outgoing) -> bool:
+        lane = self.lane
+        return lane is not None and out.flat is not None and any(goes_around(leaf, lane.threshold) for leaf in out.flat.leaves)
+
+    def _send_whole(self, conn: FrameWriter, out: Outgoing, body: bytes) -> None:
+        out.charged = len(body) + FRAME_COST
+        self._charged += out.charged
+        if out.reply:
+            self._register(out)
+            out.state = State.SENT
+            conn.send(frame(FrameType.DATA, out.key, MESSAGE_ID.pack(out.message_id) + body, out.flags))
+        else:
+            conn.send(frame(FrameType.DATA, out.key, body, out.flags))
+            self._done(out)
+
+    def _open(self, conn: FrameWriter, out: Outgoing) -> None:
+        self._register(out)
+        out.state = State.OPENED
+        conn.send(frame(FrameType.OPEN, out.key, OPEN_PREFIX.pack(out.message_id, out.total) + out.manifest, out.flags))
+        if out.flags & Flag.TENSOR:
+            return  # it goes straight into the receiver's own memory, so it waits for its receive (GO)
+        self._waiting.append(out)
+        self._open_window()
+
+    def _register(self, out: Outgoing) -> None:
+        out.message_id = self._next_id
+        self._next_id += 1
+        self.pending[out.message_id] = out
+        if out.flags & Flag.TENSOR:
+            self._tensors += 1
+
+    def on_credit(self, consumed: int) -> None:
+        """The peer has consumed so many bytes since the beginning."""
+        self._consumed = max(self._consumed, min(consumed, self._charged))
+        self._open_window()
+
+    def _open_window(self) -> None:
+        """Start what fits, in order; what is larger than the whole window can only be started by its receive."""
+        while self._waiting:
+            out = next((out for out in self._waiting if out.total + FRAME_COST <= self.window), None)
+            if out is None or out.total + FRAME_COST > self._credit():
+                return
+            self._waiting.remove(out)
+            self._begin(out, out.total + FRAME_COST)
+
+    def on_go(self, message_id: int) -> None:
+        """The receiver has a place for this message."""
+        out = self.pending.get(message_id)
+        if out is not None and out.state == State.OPENED:
+            self._stop_waiting(out)
+            self._begin(out, 0)
+
+    def _stop_waiting(self, out: Outgoing) -> None:
+        if out in self._waiting:
+            self._waiting.remove(out)
+
+    # ---- payload
+
+    def _begin(self, out: Outgoing, charge: int) -> None:
+        self._charged += charge
+        out.charged = charge
+        out.state = State.STARTED
+        if out.flat is not None:
+            out.versions = out.flat.versions()
+        if self._goes_around(out):
+            self._lane_queue.append(out)
+            self._run_lane()
+        else:
+            self._begin_stream(out, None, _OVER_STREAM)
+
+    def _begin_stream(self, out: Outgoing, threshold: int | None, start: Start) -> None:
+        conn = self._conn
+        assert conn is not None
+        conn.send(frame(FrameType.START, out.message_id, start.encode(), Flag.CHARGED if out.charged else 0))
+        self.pump.begin(out, out.stream_pieces(threshold))
+
+    def _over(self, out: Outgoing) -> None:
+        """The stream has carried its part."""
+        if not out.lane_pending:
+            self._trailer(out)
+
+    def _trailer(self, out: Outgoing) -> None:
+        if out.withdrawn:
+            self._end_withdrawn(out)
+            return
+        if out.flat is not None and out.flat.versions() != out.versions:
+            text = "a tensor was written to while it was being sent"
+            self._end(out, text.encode(), Flag.VOID)
+            self._fail(out, UsageError(text, hint="do not change a tensor until its send is done, or send a clone()"))
+            return
+        self._end(out, b"", 0)
+        if out.reply:
+            out.state = State.SENT
+        else:
+            self._done(out)
+
+    def _end(self, out: Outgoing, text: bytes, flags: int) -> None:
+        if self._conn is not None:
+            self._conn.send(frame(FrameType.END, out.message_id, text, flags))
+
+    def _end_withdrawn(self, out: Outgoing) -> None:
+        self._end(out, b"", Flag.WITHDRAWN)
+        self._forget(out)
+
+    # ---- around the stream
+
+    def _run_lane(self) -> None:
+        """Start what waits for the lane, in order; both sides post their transfers in the order of the START frames."""
+        lane = self.lane
+        if lane is None or not self._lane_queue:
+            return
+        generation = lane.ready()
+        if generation is None:
+            lane.prepare(self._lane_prepared)
+            return
+        while self._lane_queue:
+            out = self._lane_queue.popleft()
+            if out.withdrawn:
+                self._end_withdrawn(out)
+            elif out.state == State.STARTED:
+                self._begin_lane(lane, generation, out)
+
+    def _lane_prepared(self, error: AiorlinfError | None) -> None:
+        if error is None:
+            self._run_lane()
+            return
+        queue, self._lane_queue = self._lane_queue, deque()
+        if not self.lane_required:
+            self.lane = None
+        for out in queue:
+            if out.withdrawn:
+                self._end_withdrawn(out)
+            elif out.state != State.STARTED:
+                continue
+            elif self.lane_required:
+                self._end(out, str(error).encode(), Flag.VOID)
+                self._fail(out, error)
+            else:
+                self._begin_stream(out, None, _OVER_STREAM)
+
+    def _begin_lane(self, lane: PayloadLane, generation: int, out: Outgoing) -> None:
+        assert out.flat is not None
+        leaves = [byte_tensor(leaf.memory) for leaf in out.flat.leaves if leaf.memory is not None and goes_around(leaf, lane.threshold)]
+        out.lane_pending = True
+        out.lane_generation = generation
+        self.lane_bytes += sum(leaf.numel() for leaf in leaves)
+        self._begin_stream(out, lane.threshold, Start(lane.via, generation, lane.threshold))
+        lane.send(generation, leaves, lambda error: self._lane_over(out, generation, error))
+
+    def _lane_over(self, out: Outgoing, generation: int, error: BaseException | None) -> None:
+        """The lane is done with its part of the message, well or not."""
+        if out.lane_generation != generation:
+            return  # the peer has lost it meanwhile, and the message goes over the stream
+        out.lane_pending = False
+        if out.state == State.DONE:
+            out.flat = None
+        elif out.state != State.STARTED:
+            return
+        elif error is not None and not out.withdrawn:
+            self._lose_lane(out)  # the pair is gone, the stream is not; nothing was committed
+        elif out.withdrawn or out.position >= out.stream_bytes:
+            self._trailer(out)
+
+    def _lose_lane(self, out: Outgoing) -> None:
+        out.lane_generation = 0
+        out.lane_pending = False
+        out.state = State.STARTED
+        self._begin_stream(out, None, _OVER_STREAM)
+
+    def on_again(self, message_id: int) -> None:
+        """The lane lost the payload on the peer's side: over the stream this time."""
+        out = self.pending.get(message_id)
+        if out is None or not out.lane_generation:
+            return
+        if self.lane is not None:
+            self.lane.drop_out(out.lane_generation, f"{self.remote} could not receive through it")
+        if out.withdrawn:
+            self._end_withdrawn(out)
+        else:
+            self._lose_lane(out)
+
+    # ---- replies
+
+    def on_flow(self, key: int) -> None:
+        """General receives take this stream's messages: small sends on it are done once written."""
+        if len(self._flowing) < _FLOWING_LIMIT:
+            self._flowing.add(key)
+
+    def on_accepted(self, message_id: int) -> None:
+        """The message is in the peer's hands."""
+        out = self.pending.get(message_id)
+        if out is not None and out.state in (State.STARTED, State.SENT):
+            self._done(out)
+
+    def on_refused(self, message_id: int, body: memoryview) -> None:
+        """The peer will not take the message; `body` says why."""
+        out = self.pending.get(message_id)
+        if out is None:
+            return
+        self._flowing.discard(out.key)
+        self._stop_waiting(out)
+        if out.state != State.SENT:
+            self._end(out, b"", Flag.WITHDRAWN)
+        self._fail(out, _refusal(bytes(body), self.remote))
+
+    # ---- ends
+
+    def _done(self, out: Outgoing) -> None:
+        self._forget(out)
+        out.work._finish(None)
+
+    def _fail(self, out: Outgoing, error: AiorlinfError) -> None:
+        self._forget(out)
+        error.fill(operation=out.work.operation, tag=out.key & 0xFFFFFFFF, local=self.local, remote=self.remote)
+        out.work._fail(error)
+
+    def _forget(self, out: Outgoing) -> None:
+        out.state = State.DONE
+        if self.pending.pop(out.message_id, None) is not None and out.flags & Flag.TENSOR:
+            self._tensors -= 1
+        if not out.lane_pending:
+            out.flat = None  # the caller's tensors are free again
+        if self._backlog:
+            self._work_off()
+        elif self._idle is not None and not self.pending and not self._idle.done():
+            self._idle.set_result(None)
+
+    def idle(self) -> asyncio.Future[None]:
+        """Done once everything sent so far is in the peer's hands, or has failed."""
+        if self._idle is None or self._idle.done():
+            self._idle = self.home.loop.create_future()
+            if not self.pending and not self._backlog:
+                self._idle.set_result(None)
+        return self._idle
+
+    def withdraw(self, out: Outgoing) -> None:
+        """The caller cancelled its send."""
+        if out.state == State.DONE:
+            return
+        if out.state == State.QUEUED:
+            out.state = State.DONE
+            return
+        self._stop_waiting(out)
+        if out.lane_pending or out in self._lane_queue:
+            out.withdrawn = True  # a started transfer cannot be recalled; it is thrown away at its end
+        else:
+            self._end_withdrawn(out)
+
+    def fail_all(self, make_error: Callable[[], AiorlinfError]) -> None:
+        """The link has ended: nothing that is unfinished will finish."""
+        self._conn = None
+        self.pump.down()
+        ended = self.unfinished()
+        self._backlog.clear()
+        self._waiting.clear()
+        self._lane_queue.clear()
+        for out in ended:
+            error = make_error()
+            error.fill(bytes_done=out.position, bytes_expected=out.total)
+            self._fail(out, error)
+
+    def tensors_waiting(self) -> bool:
+        """A `send_tensor` of ours may be waiting for its `recv_tensor`."""
+        return self._tensors > 0
+
+    def unfinished(self) -> list[Outgoing]:
+        """Messages that are not yet in the peer's hands, oldest first."""
+        backlog = [out for out in self._backlog if out.state == State.QUEUED]
+        return [*self.pending.values(), *backlog]
+
+
+def _refusal(body: bytes, remote: str) -> AiorlinfError:
+    try:
+        fact: dict[str, Any] = orjson.loads(body)
+        if fact["why"] == "mismatch":
+            return Mismatch(str(fact["sent"]), str(fact["expected"]))
+        if fact["why"] == "too large":
+            return UsageError(str(fact["message"]))
+        return RemoteError(str(fact["message"]), remote_type=fact.get("type"))
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+        return PeerError(f"{remote} refused the message without a readable reason")
