@@ -179,7 +179,7 @@ class Worker:
         self._manager = client
         host_id = host_identity()
         # Registering needs the port, and the configuration says where to listen: so the manager tells it in its hello.
-        network = load_config(client.peer.capabilities.get("config")).cluster.network
+        network = client.config.cluster.network
         host = network.bind_host
         if network.interface is not None:
             host = interface_host(network.interface)

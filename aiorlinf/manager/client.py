@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from aiorlinf.address import WorkerAddress
-from aiorlinf.config import NetworkConfig
+from aiorlinf.config import JobConfig, NetworkConfig, load_config
 from aiorlinf.errors import AuthenticationError, ClosedError, ForkedHandle, LinkError, RendezvousError, UsageError, WireError
 from aiorlinf.manager.connection import ManagerConnection
 from aiorlinf.manager.dial import Budget, Dialer
@@ -31,6 +31,7 @@ class ManagerClient:
     Attributes:
         address: the manager's ``host:port``, as given.
         job: the job's id.
+        peer: what the manager said about itself.
         local_host, peer_host: this connection's two addresses.
         registration: what `register` returned, or None.
     """
@@ -215,6 +216,19 @@ class ManagerClient:
         """Cut the connection at once; the manager takes the worker for lost. Does nothing after a fork."""
         if os.getpid() == self._pid:
             self._connection.abort(ClosedError("the connection to the manager was closed"))
+
+    @property
+    def config(self) -> JobConfig:
+        """The job's configuration, which the manager tells in its hello: a worker needs it before it can register.
+
+        Raises:
+            ConfigError: it has keys that this version of the library does not know.
+            WireError: the manager did not tell one.
+        """
+        told = self.peer.capabilities.get("config")
+        if not isinstance(told, dict):
+            raise WireError("the manager did not tell the job's configuration", address=self.address)
+        return load_config(told)
 
     @property
     def local_host(self) -> str:

@@ -44,6 +44,10 @@ class ManagerService:
         token: the job's secret.
         job: the job's id; by default a random one.
         expected: all workers of the job, if it is closed: looking up any other fails at once.
+
+    Raises:
+        AuthenticationError: there is no token.
+        UsageError: the configuration is too large to be handed out.
     """
 
     def __init__(self, *, config: JobConfig, token: bytes, job: str | None = None, expected: Iterable[str] | None = None) -> None:
@@ -56,7 +60,9 @@ class ManagerService:
         self.refused = 0  # connections that did not get through the handshake
         self._token = token
         self._directory = Directory(job=self.job, config=config_to_dict(config), expected=expected)
+        # in the hello already: a worker must know where to listen before it can register
         self._hello = Hello(role="manager", job=self.job, capabilities={"config": config_to_dict(config)})
+        self.handshake()  # a configuration that is too large for it fails here and not at every connection
         self._server: asyncio.Server | None = None
         self._closed = False
         self._numbers = itertools.count(1)

@@ -177,6 +177,7 @@ class _Handshake:
         if not token:
             raise AuthenticationError("there is no job token", hint="set AIORLINF_TOKEN to the job's token, or pass token=")
         self.hello = hello
+        self._hello_frame = _json_frame(_hello_to_dict(hello))
         self.remote = remote
         self.state = HandshakeState.PREAMBLE
         self.leftover = b""  # bytes after the handshake, once done
@@ -310,7 +311,6 @@ class ClientHandshake(_Handshake):
         library: str | None = None,
     ) -> None:
         super().__init__(token, hello, nonce=nonce, protocol_version=protocol_version, library=library, remote=remote)
-        self._hello_frame = _json_frame(_hello_to_dict(hello))
 
     def start(self) -> list[Instruction]:
         """The first bytes to send."""
@@ -434,7 +434,7 @@ class ServerHandshake(_Handshake):
             out.append(Write(_json_frame({"refused": answer.code, "message": answer.message})))
             self._fail(out, LinkError(f"refused {peer.speaker}: {answer.message}", remote=peer.address), answer)
             return
-        out.append(Write(_json_frame(_hello_to_dict(answer))))
+        out.append(Write(self._hello_frame if answer is self.hello else _json_frame(_hello_to_dict(answer))))
         self._done(out, peer)
 
     def _judge(self, peer: Hello) -> Hello | Refusal:

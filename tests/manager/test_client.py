@@ -301,6 +301,8 @@ async def test_registering_twice_on_one_connection() -> None:
 async def test_a_manager_that_does_not_answer() -> None:
     async with server(deaf()) as address:
         client = await ManagerClient.connect(address, TOKEN, deadline=30.0)
+        with pytest.raises(WireError, match="did not tell the job's configuration"):
+            _ = client.config
         with pytest.raises(RendezvousError, match=r"the manager did not answer the request 'register' within 0\.1 s"):
             await client.register("a:0", port=1, timeout=0.1)
         await client.close(timeout=0.1)
@@ -430,6 +432,7 @@ async def test_what_the_connection_knows() -> None:
     async with manager() as service, join(service, "a:0") as a:
         assert a.client.local_host == a.client.peer_host == "127.0.0.1"
         assert a.client.address == service.address
+        assert a.client.config == service.config
         assert repr(a.client) == f"<ManagerClient of a:0#1 at {service.address} job {service.job} open, 0 requests pending>"
 
 

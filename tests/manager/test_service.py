@@ -75,6 +75,7 @@ async def test_two_workers_find_each_other() -> None:
 async def test_the_configuration_is_handed_out() -> None:
     config = config_with(advertise_host="trainer.example", close_timeout_s=1.5)
     async with manager(config=config, expected=["a:0"]) as service, join(service) as member:
+        assert member.client.config == config, "it is known before registering"
         registration = await member.client.register("a:0", port=1)
         assert registration.config == config
         assert registration.expected == frozenset({WorkerAddress("a:0")})
@@ -428,6 +429,8 @@ async def test_starting_twice_and_after_close() -> None:
         await service.start()
     with pytest.raises(AuthenticationError):
         ManagerService(config=config_with(), token=b"")
+    with pytest.raises(UsageError, match="at most 65536"):
+        ManagerService(config=config_with(advertise_host="x" * 70_000), token=TOKEN)
 
 
 @pytest.mark.asyncio
