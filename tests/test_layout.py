@@ -72,6 +72,12 @@ def test_each_module_has_a_docstring_and_lists_its_public_names() -> None:
     assert wrong == []
 
 
+def test_each_folder_of_the_package_is_a_package() -> None:
+    # Python would import from a folder without the marker all the same, but the check of the imports would pass it over.
+    folders = {path.parent for path in SOURCES}
+    assert sorted(str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()) == []
+
+
 def test_no_module_imports_from_the_top_of_the_package() -> None:
     # The top imports everything; the contract for one-way imports, which is about its parts, does not see this.
     wrong = []
