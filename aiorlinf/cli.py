@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import os
 import platform
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -36,15 +38,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     handler: Callable[[argparse.Namespace], int] = args.run
     try:
-        return handler(args)
+        code = handler(args)
+        sys.stdout.flush()
+        return code
     except (UsageError, ConfigError) as error:
         print(f"aiorlinf: {error}", file=sys.stderr)
         return 2
     except AiorlinfError as error:
         print(f"aiorlinf: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # whoever read our output has seen enough, as in: aiorlinf config show | head -1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would try once more at its end
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
-        return 130
+        return 128 + signal.SIGINT
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -22,6 +22,7 @@ from aiorlinf.launch.result import LaunchResult
 from aiorlinf.launch.spec import check_env, worker_addresses
 from aiorlinf.launch.supervisor import Supervisor, WorkerCommand
 from aiorlinf.launch.target import Target, resolve_target
+from aiorlinf.manager.service import ManagerService
 
 __all__ = ["DEFAULT_GRACE_S", "JobSpec", "check_seconds", "launch", "launch_async", "new_loop", "run_job"]
 
@@ -191,8 +192,6 @@ async def run_job(spec: JobSpec, on_start: Callable[[Supervisor], None] | None =
 
     Cancelling ends the job; see `Supervisor.run`.
     """
-    from aiorlinf.manager.service import ManagerService
-
     token = secrets.token_hex(32)
     sinks = standard_sinks()
     colours = [wants_colour(sink.is_terminal, os.environ) for sink in sinks]

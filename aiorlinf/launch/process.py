@@ -160,12 +160,8 @@ class WorkerProcess:
         self._on_output(stream, data)
         return len(data)
 
-    def finish_output(self) -> None:
-        """Once the group is gone: take what is still in the pipes, and close them.
-
-        All that its processes wrote is in the pipes by then. A process that left the group may hold them open and write on:
-        that is not waited for.
-        """
+    def take_output(self) -> None:
+        """Take what is in the pipes now. Once the process has ended that is all that it wrote itself."""
         for stream in list(self._pipes):
             taken = 0
             while stream in self._pipes and taken < _LEFTOVER:
@@ -173,6 +169,15 @@ class WorkerProcess:
                 if not size:
                     break
                 taken += size
+
+    def finish_output(self) -> None:
+        """Once the group is gone: take what is still in the pipes, and close them.
+
+        All that its processes wrote is in the pipes by then. A process that left the group may hold them open and write on:
+        that is not waited for.
+        """
+        self.take_output()
+        for stream in list(self._pipes):
             self._close_pipe(stream)
 
     def _close_pipe(self, stream: Stream) -> None:

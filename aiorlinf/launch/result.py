@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aiorlinf.address import WorkerAddress
 from aiorlinf.errors import AiorlinfError
 from aiorlinf.launch.job import Stop
 
-__all__ = ["UNKNOWN_EXIT", "LaunchResult", "WorkerFailed", "describe_exit", "failure_report", "shell_code", "signal_name"]
+__all__ = [
+    "UNKNOWN_EXIT",
+    "LaunchResult",
+    "WorkerFailed",
+    "describe_exit",
+    "failure_report",
+    "is_consequence",
+    "list_names",
+    "shell_code",
+    "signal_name",
+]
 
 UNKNOWN_EXIT = 255
 """Stands for a status that somebody else in this process collected before the launcher could."""
+
+
+# As Python ends a traceback. A chained one may have it in the middle.
+_PEER_ERROR = re.compile(r"\s*(\| )*aiorlinf\.errors\.Peer(Lost|Left|Restarted)\b")
 
 
 class WorkerFailed(AiorlinfError):
@@ -106,6 +122,18 @@ def describe_exit(returncode: int) -> str:
     if number == signal.SIGKILL:
         text += ", perhaps by the system for want of memory"
     return text
+
+
+def list_names(workers: Iterable[str], limit: int = 8) -> str:
+    """Workers in order, and how many more when there are many."""
+    names = sorted(workers, key=lambda worker: WorkerAddress(worker).sort_key)
+    more = len(names) - limit
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:limit])} and {more} more"
+
+
+def is_consequence(stderr: Iterable[str]) -> bool:
+    """Whether these last lines of a worker's stderr say that it failed for the loss of another one."""
+    return any(_PEER_ERROR.match(line) is not None for line in stderr)
 
 
 def failure_report(result: LaunchResult) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
-import sys
 
 from aiorlinf.config import load_config
 from aiorlinf.errors import UsageError
@@ -118,4 +117,3 @@ async def _with_signals(spec: JobSpec) -> LaunchResult:
     finally:
         for number in handled:
             loop.remove_signal_handler(number)
-        sys.stdout.flush()

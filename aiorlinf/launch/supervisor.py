@@ -15,7 +15,7 @@ from aiorlinf.launch.job import JobState, Order, Phase, Stop
 from aiorlinf.launch.output import LineAssembler, prefix_for, render
 from aiorlinf.launch.printer import Printer, Sink
 from aiorlinf.launch.process import Stream, WorkerProcess
-from aiorlinf.launch.result import LaunchResult, WorkerFailed, describe_exit, failure_report, signal_name
+from aiorlinf.launch.result import LaunchResult, WorkerFailed, describe_exit, failure_report, is_consequence, list_names, signal_name
 
 __all__ = ["TAIL_LINES", "Supervisor", "WorkerCommand"]
 
@@ -24,6 +24,7 @@ TAIL_LINES = 50
 
 _TAIL_WIDTH = 2000  # characters of one such line
 _TICK_S = 0.25
+_HOLD_S = 3.0  # seconds that the worker whose loss another one reports has to end, and so to be known as the cause
 _AFTER_KILL_S = 5.0
 _FLUSH_S = 2.0  # seconds without progress after which the output of an interrupted job is given up
 
@@ -141,7 +142,7 @@ class Supervisor:
         if self._over.is_set():
             self._hurried.set()
             return
-        if self._state.phase is Phase.RUNNING:
+        if self._state.phase in (Phase.RUNNING, Phase.HOLDING):
             self._announce(why)
         self._obey(self._state.stop(why))
 
@@ -153,7 +154,7 @@ class Supervisor:
 
     async def _start(self, guard: Guard) -> None:
         for command in self._commands:
-            if self._state.phase is not Phase.RUNNING or self._unstartable is not None:
+            if self._state.phase not in (Phase.RUNNING, Phase.HOLDING) or self._unstartable is not None:
                 self._state.dropped(command.worker)
                 continue
             try:
@@ -178,6 +179,7 @@ class Supervisor:
     async def _watch(self, worker: str, process: WorkerProcess, guard: Guard) -> None:
         try:
             returncode = await process.wait()
+            process.take_output()
             self._exited(worker, returncode)
             if not await process.end_group(self._grace):
                 self.say(f"aiorlinf: something that worker {worker} started cannot be killed (process group {process.pid})")
@@ -193,11 +195,12 @@ class Supervisor:
             self._over.set()
 
     def _exited(self, worker: str, returncode: int) -> None:
-        order = self._state.exited(worker, returncode)
+        order = self._state.exited(worker, returncode, consequence=is_consequence(self._outputs[worker].tail))
         if self._state.failed == worker:
             self._failed_after = time.monotonic() - self._started_at
             if self._state.running:
-                self.say(f"aiorlinf: worker {worker} {describe_exit(returncode)}; ending {', '.join(sorted(self._state.running))}")
+                then = "ending" if order is Order.TERMINATE else "it had lost another one; waiting a moment for"
+                self.say(f"aiorlinf: worker {worker} {describe_exit(returncode)}; {then} {list_names(self._state.running)}")
         self._obey(order)
 
     # --- ending
@@ -208,10 +211,12 @@ class Supervisor:
             "timeout": f"the time limit of {self._timeout} s is over",
         }.get(why.kind)
         if cause is not None:
-            self.say(f"aiorlinf: {cause}: ending {', '.join(sorted(self._state.running))}")
+            self.say(f"aiorlinf: {cause}: ending {list_names(self._state.running)}")
 
     def _obey(self, order: Order) -> None:
-        if order is Order.TERMINATE:
+        if order is Order.HOLD:
+            self._timers.append(self._loop.call_later(_HOLD_S, self._hold_over))
+        elif order is Order.TERMINATE:
             self._timers.append(self._loop.call_later(self._grace, self._grace_over))
             self._signal_all(signal.SIGTERM)
             self._signal_all(signal.SIGCONT)  # a stopped process would not notice
@@ -223,15 +228,18 @@ class Supervisor:
         for worker in self._watchers:
             self._processes[worker].signal(number)
 
+    def _hold_over(self) -> None:
+        self._obey(self._state.hold_over())
+
     def _out_of_time(self) -> None:
-        if self._state.phase is Phase.RUNNING:
+        if self._state.phase in (Phase.RUNNING, Phase.HOLDING):
             self.stop(Stop("timeout"))
 
     def _grace_over(self) -> None:
-        late = sorted(self._state.running)
+        late = set(self._state.running)
         order = self._state.grace_over()
         if order is Order.KILL and late:
-            self.say(f"aiorlinf: not ended {self._grace:g} s after SIGTERM, and killed: {', '.join(late)}")
+            self.say(f"aiorlinf: not ended {self._grace:g} s after SIGTERM, and killed: {list_names(late)}")
         self._obey(order)
 
     def _give_up(self) -> None:

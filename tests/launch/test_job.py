@@ -48,6 +48,50 @@ def test_failures_while_ending_are_not_causes() -> None:
     assert job.failed is None
 
 
+class TestHolding:
+    """A worker says that it failed for the loss of another."""
+
+    def test_the_other_is_the_cause(self) -> None:
+        job = JobState(["a:0", "b:0", "c:0"])
+        assert job.exited("b:0", 1, consequence=True) is Order.HOLD
+        assert job.exited("c:0", 1, consequence=True) is Order.NOTHING
+        assert job.failed == "b:0"
+        assert job.exited("a:0", 3) is Order.TERMINATE
+        assert (job.failed, job.phase, job.stopped) == ("a:0", Phase.ENDED, Stop("failure"))
+
+    def test_nobody_else_fails(self) -> None:
+        job = JobState(["a:0", "b:0"])
+        job.exited("b:0", 1, consequence=True)
+        assert job.hold_over() is Order.TERMINATE
+        assert job.hold_over() is Order.NOTHING
+        assert job.exited("a:0", -15) is Order.NOTHING
+        assert job.failed == "b:0"
+
+    def test_the_hold_is_over_when_the_cause_is_known(self) -> None:
+        job = JobState(["a:0", "b:0", "c:0"])
+        job.exited("b:0", 1, consequence=True)
+        job.exited("a:0", 3)
+        assert job.hold_over() is Order.NOTHING
+        assert job.phase is Phase.ENDING
+
+    def test_somebody_does_not_want_to_wait(self) -> None:
+        job = JobState(["a:0", "b:0"])
+        job.exited("b:0", 1, consequence=True)
+        assert job.stop(Stop("signal", 2)) is Order.TERMINATE
+        assert (job.failed, job.stopped) == ("b:0", Stop("failure"))
+
+    def test_the_others_end_well(self) -> None:
+        job = JobState(["a:0", "b:0"])
+        job.exited("b:0", 1, consequence=True)
+        assert job.exited("a:0", 0) is Order.NOTHING
+        assert (job.failed, job.phase) == ("b:0", Phase.ENDED)
+
+    def test_a_good_end_is_never_a_consequence(self) -> None:
+        job = JobState(["a:0", "b:0"])
+        assert job.exited("b:0", 0, consequence=True) is Order.NOTHING
+        assert job.phase is Phase.RUNNING
+
+
 def test_the_last_one_fails() -> None:
     job = JobState(["a:0"])
     job.exited("a:0", 1)

@@ -6,7 +6,17 @@ import pytest
 
 from aiorlinf.errors import AiorlinfError
 from aiorlinf.launch.job import Stop
-from aiorlinf.launch.result import UNKNOWN_EXIT, LaunchResult, WorkerFailed, describe_exit, failure_report, shell_code, signal_name
+from aiorlinf.launch.result import (
+    UNKNOWN_EXIT,
+    LaunchResult,
+    WorkerFailed,
+    describe_exit,
+    failure_report,
+    is_consequence,
+    list_names,
+    shell_code,
+    signal_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +81,26 @@ def test_ended_from_outside(stop: Stop, code: int) -> None:
     assert result.returncode == code
     assert not result.ok
     assert result.check() is result
+
+
+def test_names_of_workers() -> None:
+    assert list_names({"b:0", "a:10", "a:2"}) == "a:2, a:10, b:0"
+    assert list_names([f"a:{rank}" for rank in range(20)], 2) == "a:0, a:1 and 18 more"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([], False),
+        (["Traceback (most recent call last):", "aiorlinf.errors.PeerLost: recv: a:0#1 is gone"], True),
+        (["aiorlinf.errors.PeerLeft: recv: a:0 left", "", "During handling of ...", "RuntimeError: no"], True),
+        (["  | aiorlinf.errors.PeerRestarted: x"], True),
+        (["ValueError: aiorlinf.errors.PeerLost: in a text"], False),
+        (["aiorlinf.errors.PeerError: x", "aiorlinf.errors.RemoteError: x"], False),
+    ],
+)
+def test_who_failed_for_the_loss_of_another(lines: list[str], expected: bool) -> None:
+    assert is_consequence(lines) is expected
 
 
 def test_the_error_travels() -> None:

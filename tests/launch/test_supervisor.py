@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from aiorlinf.launch import supervisor
 from aiorlinf.launch.job import Stop
 from aiorlinf.launch.printer import Sink
 from aiorlinf.launch.result import LaunchResult, WorkerFailed
@@ -71,6 +72,35 @@ async def test_a_failure_ends_the_others_and_is_told_again_at_the_end(tmp_path: 
     assert lines[report + 2] == "    Traceback (most recent call last):"
     assert lines[-1] == "    ValueError: no good"
     assert lines.index("[b:0] ValueError: no good") < report
+
+
+@pytest.mark.asyncio
+async def test_the_cause_is_named_though_it_needs_longer_to_end(tmp_path: Path) -> None:
+    program = """
+        if ME == "b:0":
+            print("aiorlinf.errors.PeerLost: recv: a:0#1 is gone", file=sys.stderr)
+            note("lost")
+            sys.exit(1)
+        while not os.path.exists(sys.argv[1] + "/lost"): time.sleep(0.01)
+        time.sleep(0.2)
+        sys.exit(7)
+    """
+    job = Job(tmp_path, program, ["a:0", "b:0"])
+    result = await job.run()
+    assert (result.failed, result.returncode, result.returncodes) == ("a:0", 7, {"a:0": 7, "b:0": 1})
+    assert "worker b:0 failed with exit code 1; it had lost another one; waiting a moment for a:0" in job.err.getvalue()
+
+
+@pytest.mark.asyncio
+async def test_a_lost_one_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_HOLD_S", 0.1)
+    program = """
+        if ME == "a:0": time.sleep(60)
+        print("aiorlinf.errors.PeerLost: recv: a:0#1 is gone", file=sys.stderr)
+        sys.exit(1)
+    """
+    result = await Job(tmp_path, program, ["a:0", "b:0"]).run()
+    assert (result.failed, result.returncodes) == ("b:0", {"a:0": -15, "b:0": 1})
 
 
 @pytest.mark.asyncio
