@@ -1,0 +1,56 @@
+"""The programs of the README run, and print what it says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+__all__: list[str] = []
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def _program(name: str, folder: Path) -> Path:
+    """Save the block that begins with the name as a comment."""
+    found = re.search(rf"```python\n# {re.escape(name)}\n(.*?)```", README, re.DOTALL)
+    assert found, f"no block named {name}"
+    path = folder / name
+    path.write_text(found[1])
+    return path
+
+
+def _run(folder: Path, *command: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_two_workers(tmp_path: Path) -> None:
+    _program("pair.py", tmp_path)
+    found = re.search(r"```console\n\$ aiorlinf (run .* pair\.py)\n(.*?)```", README, re.DOTALL)
+    assert found
+    printed = _run(tmp_path, "-m", "aiorlinf", *found[1].split())
+    assert sorted(printed) == sorted(found[2].splitlines())
+
+
+def test_one_worker_without_a_loop(tmp_path: Path) -> None:
+    path = _program("alone.py", tmp_path)
+    assert _run(tmp_path, path.name) == ["{'loss': 0.25}", "tensor([0., 1., 2., 3.]) tensor(6.)"]
+
+
+def test_files_that_it_points_to_exist() -> None:
+    targets = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert len(targets) >= 3
+    assert [target for target in targets if not (ROOT / target).exists()] == []
