@@ -63,8 +63,8 @@ def _install(lock: int) -> int:
         venv.create(VENV, clear=True, with_pip=True)
     UNFINISHED.touch()
     STAMP.unlink(missing_ok=True)
-    command = [python, "-m", "pip", "install", "--quiet", "--quiet", "--disable-pip-version-check", "--no-input"]
-    command += ["--constraint", CONSTRAINTS, "--editable", f"{ROOT}[test,examples]"]
+    command = [str(python), "-m", "pip", "install", "--quiet", "--quiet", "--disable-pip-version-check", "--no-input"]
+    command += ["--constraint", str(CONSTRAINTS), "--editable", f"{ROOT}[test,examples]"]
     # pip holds the lock too: should we be killed, nobody starts a second one beside it.
     status = subprocess.run(command, check=False, pass_fds=(lock,)).returncode
     if status == 0:
