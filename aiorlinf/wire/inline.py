@@ -23,6 +23,7 @@ MANIFEST_MAX = 1024 * 1024
 """A message with a larger manifest is not inline, however small its payload."""
 
 _LIMITS = Limits(max_manifest_bytes=MANIFEST_MAX)
+_IN_MEMORY = Limits(max_manifest_bytes=2**63)  # what a message says of its sizes is held against the size that it has
 
 _TENSOR = int(Kind.TENSOR)
 _DICT = int(Kind.DICT)
@@ -111,7 +112,7 @@ def _decode(body: memoryview, allow_pickle: bool) -> Any:
     elif kind == _OBJECT and at == len(body) and not flags and not count and not table_size and allow_pickle:
         return pickled.load(body[_HEAD_SIZE:], (), ())
     else:
-        manifest, at = read_manifest(body, Limits(max_manifest_bytes=len(body)))
+        manifest, at = read_manifest(body, _IN_MEMORY)
     if at + manifest.payload_bytes != len(body):
         raise WireError(f"{len(body) - at} bytes of payload where {manifest.payload_bytes} were announced")
     if kind == _TENSOR:

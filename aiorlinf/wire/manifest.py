@@ -169,7 +169,7 @@ def _read_stream(manifest: Manifest, flags: int) -> None:
         raise WireError(f"{pieces} pieces of a stream for {len(manifest.gaps)} gaps")
 
 
-def decode_manifest(view: memoryview | bytes, *, limits: Limits = _DEFAULT) -> Manifest:
+def decode_manifest(view: memoryview | bytes | bytearray, *, limits: Limits = _DEFAULT) -> Manifest:
     """Decode a manifest that fills `view`. Its skeleton shows `view`'s memory, which must stay unchanged until `rebuild`.
 
     Raises:

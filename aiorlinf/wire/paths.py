@@ -11,6 +11,7 @@ __all__ = ["find", "narrow"]
 _VISITS_MAX = 100_000
 _TRIALS_MAX = 10_000
 _DEPTH_MAX = 50
+_SIMPLE = (str, bytes, bytearray, int, float, complex, type(None))
 
 
 def _children(obj: Any) -> Iterator[tuple[str, Any]]:
@@ -46,16 +47,15 @@ def _parts(obj: Any) -> list[tuple[str, Any]]:
 def find(root: Any, wanted: object) -> str | None:
     """The path of the very object `wanted`, the one nearest to the root; None if it is not found."""
     seen: set[int] = set()
-    level: list[tuple[str, Any]] = [("obj", root)]
-    while level and len(seen) < _VISITS_MAX:
-        below: list[tuple[str, Any]] = []
-        for path, part in level:
-            if part is wanted:
-                return path
-            if id(part) not in seen:
-                seen.add(id(part))
-                below += [(path + step, child) for step, child in _parts(part)]
-        level = below
+    waiting: deque[tuple[str, Any]] = deque([("obj", root)])
+    while waiting and len(seen) < _VISITS_MAX:
+        path, part = waiting.popleft()
+        if part is wanted:
+            return path
+        if id(part) in seen or isinstance(part, _SIMPLE):
+            continue
+        seen.add(id(part))
+        waiting.extend((path + step, child) for step, child in _parts(part))
     return None
 
 

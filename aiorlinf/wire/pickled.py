@@ -93,17 +93,58 @@ def _reduce_tensor(tensor: torch.Tensor, sink: _Sink) -> Any:
 
 
 def _reduce_odd(tensor: torch.Tensor) -> Any:
-    """Sparse, quantised, nested: torch knows the parts and how to join them. The parts come back to this pickler one by one."""
-    if tensor.is_quantized and not tensor.is_contiguous():
-        raise Refused(tensor, "not contiguous", strided=True)
+    """Sparse, quantised, nested: taken apart into ordinary tensors, which come back to this pickler one by one."""
     if tensor.is_meta:
         raise Refused(tensor, f"a {tensor.layout} tensor on device 'meta' holds no values that could be sent")
-    bare = tensor.detach()
-    if bare.is_quantized and bare.untyped_storage().nbytes() > bare.nbytes:
-        bare = bare.clone()  # its storage is what travels
-    reduction: Any = bare
-    join, parts = reduction.__reduce_ex__(5)[:2]
+    if tensor.is_quantized:
+        return _reduce_quantised(tensor)
+    join, parts = _sparse_parts(tensor) if tensor.layout in _SPARSE else _other_parts(tensor)
     return _join, (join, _contiguous(parts), tensor.requires_grad, type(tensor) is Parameter)
+
+
+def _other_parts(tensor: torch.Tensor) -> Any:
+    bare: Any = tensor.detach()
+    return bare.__reduce_ex__(5)  # torch knows the parts, and how to join them
+
+
+_COMPRESSED_ROWS = frozenset({torch.sparse_csr, torch.sparse_bsr})
+_SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+
+
+def _sparse_parts(tensor: torch.Tensor) -> Any:
+    # Torch's own function for the other end keeps every tensor that it has made in a list, until the next torch.load.
+    bare = tensor.detach()
+    if bare.layout is torch.sparse_coo:
+        return _sparse_coo, (bare._indices(), bare._values(), tuple(bare.shape), bare.is_coalesced())
+    rows = bare.layout in _COMPRESSED_ROWS
+    compressed = bare.crow_indices() if rows else bare.ccol_indices()
+    plain = bare.col_indices() if rows else bare.row_indices()
+    return _sparse_compressed, (compressed, plain, bare.values(), tuple(bare.shape), bare.layout)
+
+
+def _sparse_coo(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> torch.Tensor:
+    return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced, check_invariants=False)
+
+
+def _sparse_compressed(
+    compressed: torch.Tensor, plain: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], layout: torch.layout
+) -> torch.Tensor:
+    return torch.sparse_compressed_tensor(compressed, plain, values, shape, layout=layout, check_invariants=False)
+
+
+def _reduce_quantised(tensor: torch.Tensor) -> Any:
+    if not tensor.is_contiguous():
+        raise Refused(tensor, "not contiguous", strided=True)
+    scheme = tensor.qscheme()
+    if tensor.dtype in _WHOLE_NUMBERS and scheme is torch.per_tensor_affine:
+        return torch._make_per_tensor_quantized_tensor, (tensor.int_repr(), tensor.q_scale(), tensor.q_zero_point())
+    if tensor.dtype in _WHOLE_NUMBERS and scheme is torch.per_channel_affine:
+        channels = (tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points(), tensor.q_per_channel_axis())
+        return torch._make_per_channel_quantized_tensor, (tensor.int_repr(), *channels)
+    raise Refused(tensor, f"a tensor of dtype {tensor.dtype} and scheme {scheme} cannot travel")
+
+
+_WHOLE_NUMBERS = frozenset({torch.qint8, torch.quint8, torch.qint32})
 
 
 def _contiguous(parts: Any) -> Any:

@@ -237,10 +237,13 @@ def _write_array(encoder: _Encoder, obj: np.ndarray[Any, Any]) -> None:
 
 
 def _write_scalar(encoder: _Encoder, obj: np.generic) -> None:
-    descr = _dtype_descr(obj, obj.dtype)
     encoder.out += b"g"
-    encoder.value(descr)
-    encoder.value(obj.tobytes())
+    if isinstance(obj, np.str_ | np.bytes_):  # the empty one has a dtype of no bytes, which nothing can be laid over
+        encoder.value(obj.dtype.kind)
+        encoder.value(str(obj) if isinstance(obj, np.str_) else bytes(obj))
+    else:
+        encoder.value(_dtype_descr(obj, obj.dtype))
+        encoder.value(obj.tobytes())
 
 
 def _write_dataclass(encoder: _Encoder, obj: Any) -> None:
@@ -290,7 +293,10 @@ def encode(obj: Any) -> tuple[bytearray, list[Leaf]]:
         Refused: a part of it cannot travel without pickle.
     """
     encoder = _Encoder()
-    encoder.value(obj)
+    try:
+        encoder.value(obj)
+    except RecursionError:
+        raise Refused(obj, "nested too deeply for what is left of the stack") from None
     return encoder.out, encoder.leaves
 
 
@@ -334,44 +340,56 @@ class _Decoder:
             raise WireError(f"unknown tag {tag} in an object")
         return read(self)
 
-    def nested(self, read: Callable[[], T]) -> T:
+    def enter(self) -> int:
+        """Go one level down; returns the number of items there. The reader goes up again by itself."""
         self.depth += 1
         if self.depth > DEPTH_MAX:
             raise WireError(f"an object nested deeper than {DEPTH_MAX} levels")
-        result = read()
-        self.depth -= 1
-        return result
+        return self.count()
+
+
+# The readers of containers are plain loops: each level of the object costs two frames of the stack.
 
 
 def _read_list(decoder: _Decoder) -> list[Any]:
     items: list[Any] = decoder.share([])
-    items.extend(decoder.value() for _ in range(decoder.count()))
+    add = items.append
+    for _ in range(decoder.enter()):
+        add(decoder.value())
+    decoder.depth -= 1
     return items
 
 
 def _read_dict(decoder: _Decoder) -> dict[Any, Any]:
     items: dict[Any, Any] = decoder.share({})
-    for _ in range(decoder.count()):
+    for _ in range(decoder.enter()):
         key = decoder.value()
         items[key] = decoder.value()
+    decoder.depth -= 1
     return items
 
 
 def _read_set(decoder: _Decoder) -> set[Any]:
     items: set[Any] = decoder.share(set())
-    for _ in range(decoder.count()):
+    for _ in range(decoder.enter()):
         items.add(decoder.value())
+    decoder.depth -= 1
     return items
 
 
 def _read_tuple(decoder: _Decoder) -> tuple[Any, ...]:
-    return tuple([decoder.value() for _ in range(decoder.count())])
+    items: list[Any] = []
+    add = items.append
+    for _ in range(decoder.enter()):
+        add(decoder.value())
+    decoder.depth -= 1
+    return tuple(items)
 
 
 def _read_dataclass(decoder: _Decoder) -> Any:
     slot = len(decoder.shared)
     decoder.shared.append(None)
-    count = decoder.count()
+    count = decoder.enter()
     name = decoder.value()
     cls = _by_name.get(name) if isinstance(name, str) else None
     if cls is None:
@@ -387,6 +405,7 @@ def _read_dataclass(decoder: _Decoder) -> Any:
         if field not in known:
             raise UnsupportedObject(f"{_full_name(cls)} has no field {field!r} here", hint="both processes need the same class")
         object.__setattr__(obj, field, value)
+    decoder.depth -= 1
     return obj
 
 
@@ -411,9 +430,14 @@ def _read_array(decoder: _Decoder) -> np.ndarray[Any, Any]:
 
 
 def _read_scalar(decoder: _Decoder) -> Any:
-    dtype = _dtype_from(decoder.value())
+    descr = decoder.value()
     data = decoder.value()
-    if not isinstance(data, bytes) or len(data) != dtype.itemsize:
+    if descr == "U" and type(data) is str:
+        return np.str_(data)
+    if descr == "S" and type(data) is bytes:
+        return np.bytes_(data)
+    dtype = _dtype_from(descr)
+    if type(data) is not bytes or len(data) != dtype.itemsize:
         raise WireError("a NumPy scalar of the wrong size")
     return np.frombuffer(data, dtype)[0]
 
@@ -439,12 +463,12 @@ _READERS: dict[int, Callable[[_Decoder], Any]] = {
     ord("B"): lambda decoder: bytes(decoder.raw()),
     ord("y"): lambda decoder: bytearray(decoder.take(decoder.count())),
     ord("Y"): lambda decoder: bytearray(decoder.raw()),
-    ord("l"): lambda decoder: decoder.nested(lambda: _read_list(decoder)),
-    ord("t"): lambda decoder: decoder.nested(lambda: _read_tuple(decoder)),
-    ord("d"): lambda decoder: decoder.nested(lambda: _read_dict(decoder)),
-    ord("S"): lambda decoder: decoder.nested(lambda: _read_set(decoder)),
-    ord("Z"): lambda decoder: frozenset(decoder.nested(lambda: _read_tuple(decoder))),
-    ord("D"): lambda decoder: decoder.nested(lambda: _read_dataclass(decoder)),
+    ord("l"): _read_list,
+    ord("t"): _read_tuple,
+    ord("d"): _read_dict,
+    ord("S"): _read_set,
+    ord("Z"): lambda decoder: frozenset(_read_tuple(decoder)),
+    ord("D"): _read_dataclass,
     ord("x"): _read_tensor,
     ord("a"): _read_array,
     ord("g"): _read_scalar,
@@ -452,7 +476,7 @@ _READERS: dict[int, Callable[[_Decoder], Any]] = {
 }
 
 
-def decode(skeleton: memoryview | bytes, leaves: list[Any]) -> Any:
+def decode(skeleton: memoryview | bytes | bytearray, leaves: list[Any]) -> Any:
     """The object of a skeleton. `leaves` are finished tensors, or memoryviews for raw buffers, in order.
 
     Raises:

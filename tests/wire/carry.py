@@ -48,7 +48,7 @@ def buffers_of(flat: Flat) -> list[torch.Tensor]:
         assert leaf.raw.ndim == 1
         assert leaf.raw.nbytes == leaf.nbytes
         assert leaf.tobytes() == leaf.raw.tobytes()
-        buffer = torch.empty(leaf.nbytes, dtype=torch.uint8)
+        buffer = torch.empty(leaf.nbytes, dtype=torch.uint8, device="cpu")
         if leaf.nbytes:
             memoryview(buffer.numpy())[:] = leaf.raw  # type: ignore[arg-type]
         buffers.append(buffer)

@@ -95,9 +95,9 @@ def test_limits_of_the_receiver() -> None:
 
 def test_limits_of_the_sender_name_the_key_to_raise() -> None:
     flat = flatten([torch.zeros(4)] * 1 + [torch.zeros(5)])
-    with pytest.raises(UnsupportedObject, match="raise cluster.collective.max_manifest_bytes"):
+    with pytest.raises(UnsupportedObject, match=r"raise cluster\.collective\.max_manifest_bytes"):
         encode_manifest(flat, limits=Limits(max_manifest_bytes=20))
-    with pytest.raises(UnsupportedObject, match="takes 36 bytes; at most 35 .*raise cluster.collective.max_message_bytes"):
+    with pytest.raises(UnsupportedObject, match=r"takes 36 bytes; at most 35 .*raise cluster\.collective\.max_message_bytes"):
         encode_manifest(flat, limits=Limits(max_message_bytes=35))
 
 

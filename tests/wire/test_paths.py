@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aiorlinf.wire import paths
 from aiorlinf.wire.paths import find, narrow
 
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024
@@ -54,11 +55,13 @@ def test_find(obj: Any, path: str) -> None:
     assert find(obj, WANTED) == path
 
 
-def test_find_ends() -> None:
+def test_find_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "_VISITS_MAX", 1000)
     loop: list[Any] = []
     loop.append(loop)
     assert find(loop, WANTED) is None
-    assert find(list(range(300_000)), WANTED) is None
+    assert find([[index] for index in range(2000)] + [WANTED], WANTED) is None
+    assert find([[index] for index in range(500)] + [WANTED], WANTED) == "obj[500]"
 
 
 def contains(part: Any) -> bool:
