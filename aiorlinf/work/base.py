@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import time
 from _thread import allocate_lock, get_ident
 from asyncio import CancelledError, Future, InvalidStateError, get_running_loop
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from sys import _getframe
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, cast, overload
+from time import monotonic
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 from aiorlinf.errors import ClosedError, DeadlineExceeded, WouldBlockLoop
 from aiorlinf.work.deadline import NO_DEADLINE, Deadline
 from aiorlinf.work.failure import Failure
-from aiorlinf.work.sites import INSIDE, describe_site, outermost
+from aiorlinf.work.sites import INSIDE, describe_site
 from aiorlinf.work.waiters import Callback, Entry, LoopWaiter, OutsideWaiter, ThreadWaiter, wake
 
 if TYPE_CHECKING:
@@ -116,11 +116,15 @@ class AsyncWork(Generic[T]):
         self._claims = 0
         self._value = self._entries = self._next = None
         self._deadline = NO_DEADLINE
-        self._born = time.monotonic()
+        self._born = monotonic()
+        # The first caller outside this package. Not its frame: that would keep all its local variables alive.
         frame = _getframe(1)
-        if frame.f_code.co_filename in INSIDE:
-            frame = outermost(frame)
-        self._code = frame.f_code
+        while INSIDE[(code := frame.f_code).co_filename]:
+            back = frame.f_back
+            if back is None:
+                break
+            frame = back
+        self._code = code
         self._lasti = frame.f_lasti
 
     # -- the producer's side, home thread only ----------------------------------------------------------------
@@ -303,16 +307,21 @@ class AsyncWork(Generic[T]):
     def _outcome(self) -> T:
         """The value, or raise the error. The work must not be pending."""
         if self._state == DONE:
-            if self._give_back is None:
-                return cast(T, self._value)
-            if get_ident() == self._home.thread_id:
-                self._give_back = None
-                return cast(T, self._value)
-            with _claim:
-                if not self.cancelled():
-                    self._give_back = None
-                    return cast(T, self._value)
+            value: T = self._value
+            if self._give_back is None or self._take():
+                return value
         self._reraise()
+
+    def _take(self) -> bool:
+        """The value is somebody's now and cannot be given back. False if it just was."""
+        if get_ident() == self._home.thread_id:
+            self._give_back = None
+            return True
+        with _claim:
+            if self._state != DONE:
+                return False
+            self._give_back = None
+            return True
 
     def _reraise(self) -> NoReturn:
         if self._state != FAILED:
@@ -428,7 +437,7 @@ class AsyncWork(Generic[T]):
         if self._state or timeout is None:
             return await self
         loop = get_running_loop()
-        begin = time.monotonic()
+        begin = monotonic()
         if loop is self._home.loop:
             await self._wait_home(loop, timeout)
         else:
@@ -482,16 +491,16 @@ class AsyncWork(Generic[T]):
         lock = allocate_lock()
         lock.acquire()
         waiter = ThreadWaiter(lock)
-        begin = time.monotonic()
+        begin = monotonic()
         home.call_soon(self._attach_outside, waiter)
         woken = False
         try:
             while not self.done():
-                left = SLICE if timeout is None else min(SLICE, timeout - (time.monotonic() - begin))
+                left = SLICE if timeout is None else min(SLICE, timeout - (monotonic() - begin))
                 woken = lock.acquire(True, max(0.0, left))
                 if woken:
                     return
-                if timeout is not None and time.monotonic() - begin >= timeout:
+                if timeout is not None and monotonic() - begin >= timeout:
                     raise self._too_late(timeout, begin)
                 if home.loop.is_closed():
                     raise self._loop_closed()
@@ -504,7 +513,7 @@ class AsyncWork(Generic[T]):
             f"not over within {timeout:g} s; the work goes on",
             operation=self._operation,
             step="wait",
-            elapsed=time.monotonic() - begin,
+            elapsed=monotonic() - begin,
         )
 
     def _loop_closed(self) -> ClosedError:
@@ -660,7 +669,7 @@ class AsyncWork(Generic[T]):
         state, value = self._state, self._value
         parts.append(STATE_NAMES[state])
         if state == PENDING:
-            parts.append(f"{time.monotonic() - self._born:.1f}s")
+            parts.append(f"{monotonic() - self._born:.1f}s")
         elif isinstance(value, Failure):
             parts.append(f"with {type(value.error).__name__}")
         step = self._next

@@ -83,12 +83,18 @@ class Timer(Entry):
         if not work._deadline.passed():  # the loop's clock is coarser than ours
             self._wind(work)
             return
-        elapsed = time.monotonic() - work._born
-        if self.make_error is None:
-            operation = work._operation
-            work._expire(DeadlineExceeded("the time limit passed", operation=operation, step=operation, elapsed=elapsed))
-        else:
-            work._expire(self.make_error(elapsed))
+        work._expire(self._error(work, time.monotonic() - work._born))
+
+    def _error(self, work: AsyncWork[Any], elapsed: float) -> BaseException:
+        cause: Exception | None = None
+        if self.make_error is not None:
+            try:
+                return self.make_error(elapsed)
+            except Exception as error:  # the work has to end all the same
+                cause = error
+        late = DeadlineExceeded("the time limit passed", operation=work._operation, step=work._operation, elapsed=elapsed)
+        late.__cause__ = cause
+        return late
 
     def _settled(self, work: AsyncWork[Any]) -> None:
         if self.handle is not None:

@@ -22,7 +22,7 @@ class Failure:
 
     __slots__ = ("code", "error", "lasti", "operation", "seen", "trace")
 
-    def __init__(self, error: BaseException, operation: str, code: CodeType | None, lasti: int) -> None:
+    def __init__(self, error: BaseException, operation: str, code: CodeType, lasti: int) -> None:
         self.error = error
         self.trace: TracebackType | None = error.__traceback__  # raised again from here each time, so that it does not grow
         self.operation = operation

@@ -126,7 +126,8 @@ class FollowingWork(AsyncWork[R], Entry):
             task.add_done_callback(self._future_over)
 
     def _follow_work(self, work: AsyncWork[Any]) -> None:
-        if waits_for(work, self):
+        # A circle can only be closed here, and only through somebody who waits for this work already.
+        if work is self or (self._entries is not None and waits_for(work, self)):
             raise UsageError("a then-step cannot wait for its own chain", operation=self._operation)
         if work._home is self._home:
             self._source = work

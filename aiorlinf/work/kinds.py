@@ -122,7 +122,7 @@ class AsyncChannelWork(FollowingWork[T]):
     Cancelling cancels the source: a coroutine is asked to end, a future is cancelled.
 
     Args:
-        source: a coroutine, a work, an awaitable, an asyncio or concurrent future; anything else is the value itself.
+        source: a coroutine, a work, another awaitable, an asyncio or concurrent future. Anything else is taken for the value itself.
 
     The other arguments are those of AsyncWork. Any thread may make one; a coroutine runs on the home loop.
     """
@@ -133,7 +133,7 @@ class AsyncChannelWork(FollowingWork[T]):
         self,
         home: LoopHome,
         operation: str,
-        source: Awaitable[T] | concurrent.futures.Future[T] | T,
+        source: Awaitable[T] | concurrent.futures.Future[T],
         *,
         abort: Callable[[AsyncWork[T]], object] | None = None,
         give_back: Callable[[T], object] | None = None,

@@ -161,6 +161,9 @@ class CompletionPoller:
         except Exception as error:  # whatever a device says goes to those who wait for it
             self._end(watch, error)
             return
+        except BaseException:  # Ctrl-C came in the middle; it stays pending
+            self._watches.append(watch)
+            raise
         if ready:
             self._end(watch, None)
         else:
