@@ -21,6 +21,7 @@ from aiorlinf.errors import UnsupportedObject, WireError
 from aiorlinf.wire.dtypes import DTYPES, NAMES, NUMPY
 
 __all__ = [
+    "ENTRY_MIN",
     "PARAMETER",
     "RAW",
     "REQUIRES_GRAD",
@@ -81,6 +82,7 @@ class LeafSpec:
         entry: the spec as it stands in a manifest.
         torch_dtype: the element type here; None for a raw buffer, and for a dtype that this process's torch does not know.
         numpy_dtype: the same for NumPy, if tensors of this dtype and number of dimensions can be made through it.
+        is_complex: the values may be a lazy conjugate.
     """
 
     nbytes: int
@@ -91,6 +93,7 @@ class LeafSpec:
     entry: bytes = field(init=False, repr=False, compare=False)
     torch_dtype: torch.dtype | None = field(init=False, repr=False, compare=False)
     numpy_dtype: np.dtype[Any] | None = field(init=False, repr=False, compare=False)
+    is_complex: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         name = self.dtype.encode("ascii")
@@ -98,8 +101,10 @@ class LeafSpec:
         entry = b"".join((head, name, struct.pack(f"<{len(self.shape)}Q", *self.shape)))
         torch_dtype = DTYPES.get(self.dtype)
         numpy_dtype = NUMPY.get(self.dtype) if len(self.shape) <= _MAX_NUMPY_DIMS else None
-        for field_name, value in (("entry", entry), ("torch_dtype", torch_dtype), ("numpy_dtype", numpy_dtype)):
-            object.__setattr__(self, field_name, value)
+        object.__setattr__(self, "entry", entry)
+        object.__setattr__(self, "torch_dtype", torch_dtype)
+        object.__setattr__(self, "numpy_dtype", numpy_dtype)
+        object.__setattr__(self, "is_complex", torch_dtype is not None and torch_dtype.is_complex)
 
     @property
     def is_tensor(self) -> bool:
@@ -130,7 +135,6 @@ class Leaf:
     Attributes:
         tensor: the tensor as the user gave it; None for a raw buffer.
         spec: its description.
-        nbytes: payload size.
     """
 
     __slots__ = ("_memory", "_raw", "spec", "tensor")
@@ -143,6 +147,7 @@ class Leaf:
 
     @property
     def nbytes(self) -> int:
+        """Payload size in bytes."""
         return self.spec.nbytes
 
     @property
@@ -203,10 +208,17 @@ def tensor_leaf(tensor: torch.Tensor) -> Leaf | None:
 def known_spec(tensor: torch.Tensor) -> LeafSpec | None:
     """The spec of a tensor or Parameter in CPU memory that can travel just as it lies there, if one of its form was seen before."""
     try:
-        if tensor.is_cpu and tensor.layout is _STRIDED and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
-            spec = _specs.get((tensor.dtype, tensor.shape, tensor.requires_grad, type(tensor)))
-            if spec is not None and tensor.data_ptr():
-                return spec
+        spec = _specs.get((tensor.dtype, tensor.shape, tensor.requires_grad, type(tensor)))
+        if (
+            spec is not None
+            and tensor.is_cpu
+            and tensor.layout is _STRIDED
+            and tensor.is_contiguous()
+            and not tensor.is_neg()
+            and not (spec.is_complex and tensor.is_conj())
+            and (tensor.data_ptr() or not spec.nbytes)
+        ):
+            return spec
     except RuntimeError:
         pass  # one of the kinds that lack such a property; the careful way tells which
     return None
@@ -219,8 +231,10 @@ def _tensor_leaf_carefully(tensor: torch.Tensor) -> Leaf | None:
     device = tensor.device
     shape = tensor.shape
     place = _DEVICES.get(device.type)
+    if device.type == "meta":
+        raise Refused(tensor, "a tensor on device 'meta' holds no values that could be sent")
     if place is None:
-        raise Refused(tensor, f"a tensor on device {device.type!r} holds no values that could be sent")
+        raise Refused(tensor, f"tensors on device {device.type!r} are not supported")
     if len(shape) > _MAX_DIMS:
         raise Refused(tensor, f"a tensor of {len(shape)} dimensions; at most {_MAX_DIMS} can travel")
     if not tensor.is_contiguous():

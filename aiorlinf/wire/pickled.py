@@ -144,7 +144,8 @@ def _reduce_quantised(tensor: torch.Tensor) -> Any:
     raise Refused(tensor, f"a tensor of dtype {tensor.dtype} and scheme {scheme} cannot travel")
 
 
-_WHOLE_NUMBERS = frozenset({torch.qint8, torch.quint8, torch.qint32})
+# By name, because torch means to give up quantised tensors of this kind.
+_WHOLE_NUMBERS = frozenset(getattr(torch, name, None) for name in ("qint8", "quint8", "qint32"))
 
 
 def _contiguous(parts: Any) -> Any:

@@ -27,6 +27,7 @@ _SKELETON_MAX = 64 * 1024
 
 _TENSORS = frozenset({torch.Tensor, Parameter})
 _TEXT = frozenset({str})
+_LAST_OF_TENSORS = int(Kind.DICT)
 _CONTAINERS: dict[type, Kind] = {list: Kind.LIST, tuple: Kind.TUPLE, dict: Kind.DICT}
 
 
@@ -152,7 +153,7 @@ def assemble(manifest: Manifest, stores: Sequence[Any], *, allow_pickle: bool) -
 
 def _assemble(manifest: Manifest, stores: Sequence[Any], allow_pickle: bool) -> Any:
     kind = manifest.kind
-    if kind > Kind.DICT:
+    if kind > _LAST_OF_TENSORS:
         return _decode(manifest, stores, allow_pickle)
     tensors = list(map(tensor_over, stores, manifest.specs))
     if manifest.numbers is not None:
@@ -165,20 +166,21 @@ def _assemble(manifest: Manifest, stores: Sequence[Any], allow_pickle: bool) -> 
 
 
 def _decode(manifest: Manifest, stores: Sequence[Any], allow_pickle: bool) -> Any:
+    if not allow_pickle and manifest.kind is not Kind.PLAIN:
+        raise UnsupportedObject(
+            "the peer has sent a pickled object, and unpickling is switched off here",
+            hint="set cluster.collective.allow_pickle to the same value in all processes",
+        )
     pieces: list[memoryview] = []
     parts: list[Any] = []
-    for store, spec in zip(stores, manifest.specs, strict=True):
-        if not spec.flags & RAW:
+    for store, spec in zip(stores, manifest.specs):  # noqa: B905 (the caller has counted them)
+        flags = spec.flags
+        if not flags & RAW:
             parts.append(tensor_over(store, spec))
-        elif spec.flags & STREAM:
+        elif flags & STREAM:
             pieces.append(memoryview(store))
         else:
             parts.append(memoryview(store))
     if manifest.kind is Kind.PLAIN:
         return plain.decode(pieces[0] if manifest.spliced else manifest.skeleton, parts)
-    if not allow_pickle:
-        raise UnsupportedObject(
-            "the peer has sent a pickled object, and unpickling is switched off here",
-            hint="set cluster.collective.allow_pickle to the same value in all processes",
-        )
-    return pickled.load(manifest.skeleton, parts, list(zip(manifest.gaps, pieces, strict=True)))
+    return pickled.load(manifest.skeleton, parts, list(zip(manifest.gaps, pieces, strict=True)) if pieces else ())

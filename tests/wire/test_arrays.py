@@ -1,3 +1,5 @@
+"""NumPy arrays as leaves: dtype, shape, order and write permission."""
+
 from __future__ import annotations
 
 import warnings
@@ -7,6 +9,8 @@ import numpy as np
 import pytest
 
 from aiorlinf.wire.arrays import array_leaf, array_over, dtype_token
+
+__all__: list[str] = []
 
 
 def carried(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -1,3 +1,5 @@
+"""The small tables inside a skeleton."""
+
 from __future__ import annotations
 
 import struct
@@ -6,6 +8,8 @@ import pytest
 
 from aiorlinf.errors import WireError
 from aiorlinf.wire.containers import number, pack_keys, pack_numbers, unpack_gaps, unpack_keys, unpack_numbers
+
+__all__: list[str] = []
 
 
 @pytest.mark.parametrize("keys", [(), ("",), ("a", "b"), ("ключ", "\ud800", "x" * 5000), tuple(map(str, range(1000)))])

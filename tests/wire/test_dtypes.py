@@ -1,8 +1,12 @@
+"""One name per dtype."""
+
 from __future__ import annotations
 
 import torch
 
 from aiorlinf.wire.dtypes import DTYPES, NAMES, NUMPY, dtype_name
+
+__all__: list[str] = []
 
 
 def test_a_dtype_has_one_name() -> None:

@@ -22,6 +22,8 @@ from aiorlinf.wire.tensor_header import decode_tensor_spec, encode_tensor_spec
 from aiorlinf.wire.tree import flatten, rebuild
 from tests.wire.carry import by_inline, by_rebuild, same
 
+__all__: list[str] = []
+
 COMMON = settings(max_examples=120, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)

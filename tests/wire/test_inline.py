@@ -1,3 +1,5 @@
+"""Small messages: the short ways give what the long way gives."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -13,6 +15,8 @@ from aiorlinf.wire.inline import MANIFEST_MAX, decode_inline, encode_inline, pac
 from aiorlinf.wire.manifest import HEAD, encode_manifest
 from aiorlinf.wire.tree import Flat, Kind, flatten
 from tests.wire.carry import bits, by_inline, same
+
+__all__: list[str] = []
 
 
 def body_of(obj: Any, **options: Any) -> bytes:

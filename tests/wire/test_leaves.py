@@ -1,3 +1,5 @@
+"""Single tensors and buffers: what travels, what is refused, what arrives."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -27,6 +29,8 @@ from aiorlinf.wire.leaves import (
     tensor_over,
 )
 from tests.wire.carry import bits
+
+__all__: list[str] = []
 
 
 def leaf_of(tensor: torch.Tensor) -> Leaf:

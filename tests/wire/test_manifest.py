@@ -1,3 +1,5 @@
+"""What a receiver accepts as a description of a message."""
+
 from __future__ import annotations
 
 import struct
@@ -13,6 +15,8 @@ from aiorlinf.wire.flat import INDEXED, SPLICED, Kind
 from aiorlinf.wire.leaves import RAW, STREAM, LeafSpec
 from aiorlinf.wire.manifest import HEAD, Limits, decode_manifest, describe_manifest, encode_manifest, read_manifest
 from aiorlinf.wire.tree import flatten
+
+__all__: list[str] = []
 
 F4 = LeafSpec(16, "float32", (4,))
 BUFFER = LeafSpec(16, "", (), RAW)

@@ -1,3 +1,5 @@
+"""Finding the part of an object that causes trouble."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -9,6 +11,8 @@ import pytest
 
 from aiorlinf.wire import paths
 from aiorlinf.wire.paths import find, narrow
+
+__all__: list[str] = []
 
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024
 

@@ -1,3 +1,5 @@
+"""Odd tensors, arrays, buffers and ordinary objects through pickle."""
+
 from __future__ import annotations
 
 import array
@@ -22,6 +24,8 @@ from aiorlinf.wire import pickled
 from aiorlinf.wire.leaves import STREAM
 from aiorlinf.wire.tree import Kind, flatten
 from tests.wire.carry import WAYS, bits, by_inline, same
+
+__all__: list[str] = []
 
 Way = Callable[..., Any]
 

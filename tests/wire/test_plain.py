@@ -1,3 +1,5 @@
+"""The codec without pickle."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -16,6 +18,8 @@ from aiorlinf.wire import plain
 from aiorlinf.wire.plain import DEPTH_MAX, decode, encode, register_dataclass
 from aiorlinf.wire.tree import Kind, flatten
 from tests.wire.carry import WAYS, same
+
+__all__: list[str] = []
 
 Way = Callable[..., Any]
 

@@ -1,3 +1,5 @@
+"""The header of send_tensor, and what it must agree with."""
+
 from __future__ import annotations
 
 import re
@@ -17,6 +19,8 @@ from aiorlinf.wire.tensor_header import (
     encode_tensor_spec,
     sendable_leaf,
 )
+
+__all__: list[str] = []
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+"""Whole objects: kinds, identity, refusals, rebuilding over buffers."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -17,6 +19,8 @@ from aiorlinf.errors import InternalError, NonContiguousTensor, UnsupportedObjec
 from aiorlinf.wire.manifest import decode_manifest, encode_manifest
 from aiorlinf.wire.tree import Kind, flatten, rebuild
 from tests.wire.carry import WAYS, bits, buffers_of, by_inline, by_rebuild, same
+
+__all__: list[str] = []
 
 Way = Callable[..., Any]
 
