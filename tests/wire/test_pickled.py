@@ -541,3 +541,16 @@ def test_a_pickler_that_has_failed_or_grown_is_not_used_again() -> None:
     by_inline([torch.ones(1), 1])
     assert len(pickled._idle) == 1
     assert pickled._idle[0].sink.leaves == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tensordicts(way: Way) -> None:
+    tensordict = pytest.importorskip("tensordict", reason="an optional guest: it travels by its own reduction")
+    stack = tensordict.lazy_stack(
+        [tensordict.TensorDict({"x": torch.ones(2), "s": "one"}), tensordict.TensorDict({"x": torch.ones(3), "s": "two"})]
+    )
+    assert [leaf.spec.shape for leaf in flatten(stack).leaves] == [(2,), (3,)]
+    got = way({"stack": stack, "n": 1})["stack"]
+    assert type(got) is type(stack)
+    assert got[1]["s"] == "two"
+    assert torch.equal(got[1]["x"], torch.ones(3))
