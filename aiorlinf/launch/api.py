@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiorlinf.address import WorkerAddress
 from aiorlinf.config import JobConfig, load_config
 from aiorlinf.errors import DeadlineExceeded, UsageError, WouldBlockLoop
 from aiorlinf.launch.main_program import is_loading
 from aiorlinf.launch.output import wants_colour
 from aiorlinf.launch.printer import standard_sinks
 from aiorlinf.launch.result import LaunchResult
-from aiorlinf.launch.spec import check_env, worker_addresses
+from aiorlinf.launch.spec import check_env, format_workers, worker_addresses
 from aiorlinf.launch.supervisor import Supervisor, WorkerCommand
 from aiorlinf.launch.target import Target, resolve_target
 from aiorlinf.manager.service import ManagerService
@@ -36,7 +37,7 @@ ConfigSource = JobConfig | Mapping[str, Any] | str | os.PathLike[str] | None
 class JobSpec:
     """Everything that makes a job, checked."""
 
-    workers: Sequence[str]
+    workers: Sequence[WorkerAddress]
     target: Target
     config: JobConfig
     env: Mapping[str, str] = field(default_factory=dict)
@@ -75,9 +76,10 @@ def launch(
         timeout: seconds after which the job is ended.
         check: raise `WorkerFailed` if a worker failed, as ``result.check()`` does.
 
-    Environment: besides ``AIORLINF_ADDRESS``, ``AIORLINF_MANAGER`` and ``AIORLINF_TOKEN`` workers get ``PYTHONUNBUFFERED=1`` and, unless
-    set already, ``PYTHONFAULTHANDLER=1`` (a crash in C code prints a traceback) and, when there are several, ``OMP_NUM_THREADS``:
-    this process's CPUs divided by the number of workers, at least 1. It is what torch goes by.
+    Environment: besides ``AIORLINF_ADDRESS``, ``AIORLINF_MANAGER`` and ``AIORLINF_TOKEN`` workers get ``AIORLINF_WORKERS`` (who belongs to
+    the job, as ``rollout=2,trainer=1``), ``PYTHONUNBUFFERED=1`` and, unless set already, ``PYTHONFAULTHANDLER=1`` (a crash in C code
+    prints a traceback) and, when there are several, ``OMP_NUM_THREADS``: this process's CPUs divided by the number of workers, at least
+    1. It is what torch goes by.
 
     Raises:
         UsageError: the target, the workers or the environment cannot be used; nothing was started.
@@ -278,6 +280,7 @@ def _environment(spec: JobSpec, worker: str, manager: str, token: str) -> dict[s
     env |= spec.env
     env |= spec.target.env
     env |= {"AIORLINF_ADDRESS": worker, "AIORLINF_MANAGER": manager, "AIORLINF_TOKEN": token}
+    env["AIORLINF_WORKERS"] = format_workers(spec.workers)
     return env
 
 

@@ -32,6 +32,7 @@ examples:
 
 environment of a worker, besides this command's own:
   AIORLINF_ADDRESS, AIORLINF_MANAGER, AIORLINF_TOKEN   who it is, and how it joins
+  AIORLINF_WORKERS                                     who belongs to the job, as --workers says it
   PYTHONUNBUFFERED=1                                   its output is seen at once
   PYTHONFAULTHANDLER=1 (unless set)                    a crash in C code prints a traceback
   OMP_NUM_THREADS (unless set, with several workers)   CPUs / workers, at least 1: the threads that torch uses

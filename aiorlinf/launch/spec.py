@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aiorlinf.address import WorkerAddress
 from aiorlinf.errors import UsageError
 
-__all__ = ["MAX_WORKERS", "RESERVED_ENV", "check_env", "parse_env", "parse_workers", "worker_addresses"]
+__all__ = ["MAX_WORKERS", "RESERVED_ENV", "check_env", "format_workers", "parse_env", "parse_workers", "worker_addresses"]
 
 MAX_WORKERS = 1024
 """Most workers one launcher starts: a slip of the keyboard shall not become a fork bomb."""
 
-RESERVED_ENV = frozenset({"AIORLINF_ADDRESS", "AIORLINF_MANAGER", "AIORLINF_TOKEN"})
+RESERVED_ENV = frozenset({"AIORLINF_ADDRESS", "AIORLINF_MANAGER", "AIORLINF_TOKEN", "AIORLINF_WORKERS"})
 """Variables that the launcher sets itself, differently for each job or worker."""
 
 _HINT = "write group=count pairs, such as 'rollout=2,trainer=1'"
@@ -58,6 +59,11 @@ def worker_addresses(workers: str | Mapping[str, int] | object) -> list[WorkerAd
     else:
         raise UsageError(f"workers is a {type(workers).__name__}", hint="give 'rollout=2,trainer=1' or {'rollout': 2, 'trainer': 1}")
     return [WorkerAddress(f"{group}:{rank}") for group, count in counts.items() for rank in range(count)]
+
+
+def format_workers(addresses: Iterable[WorkerAddress]) -> str:
+    """The reverse of `worker_addresses`: ``"rollout=2,trainer=1"``."""
+    return ",".join(f"{group}={count}" for group, count in Counter(address.group for address in addresses).items())
 
 
 def _check(counts: Mapping[Any, Any]) -> None:

@@ -49,7 +49,7 @@ def test_workers_find_each_other_through_the_manager(tmp_path: Path, capsys: pyt
 
 
 ENVIRONMENT = """
-    names = ["MINE", "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "AIORLINF_ADDRESS"]
+    names = ["MINE", "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "AIORLINF_ADDRESS", "AIORLINF_WORKERS"]
     print(*(f"{name}={os.environ.get(name)}" for name in names), sys.argv[2:])
 """
 
@@ -61,7 +61,8 @@ def test_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     many = len(os.sched_getaffinity(0)) * 2
     assert launch(program, {"a": many}, args=[tmp_path, "--help", "--"], env={"MINE": "x y"}).ok
     lines = capsys.readouterr().out.splitlines()
-    assert "[a:0] MINE=x y OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 AIORLINF_ADDRESS=a:0 ['--help', '--']" in lines
+    rest = f"PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 AIORLINF_ADDRESS=a:0 AIORLINF_WORKERS=a={many} ['--help', '--']"
+    assert f"[a:0] MINE=x y OMP_NUM_THREADS=1 {rest}" in lines
     assert launch(program, "a=1", args=[tmp_path]).ok
     assert "OMP_NUM_THREADS=None" in capsys.readouterr().out
     monkeypatch.setenv("PYTHONFAULTHANDLER", "0")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from aiorlinf.errors import UsageError
-from aiorlinf.launch.spec import MAX_WORKERS, check_env, parse_env, parse_workers, worker_addresses
+from aiorlinf.launch.spec import MAX_WORKERS, check_env, format_workers, parse_env, parse_workers, worker_addresses
 
 
 def test_groups_keep_their_order() -> None:
@@ -56,9 +56,14 @@ def test_bad_mapping(workers: Any) -> None:
         worker_addresses(workers)
 
 
+@pytest.mark.parametrize("workers", ["a=1", "rollout=2,trainer=1", "b=1,a=3"])
+def test_workers_as_text_again(workers: str) -> None:
+    assert format_workers(worker_addresses(workers)) == workers
+
+
 def test_env() -> None:
     assert parse_env(["A=1", "B=x=y", "C=", "A=2"]) == {"A": "2", "B": "x=y", "C": ""}
-    for bad in ("A", "=1", "AIORLINF_TOKEN=x", "A\0=1", "A=\0"):
+    for bad in ("A", "=1", "AIORLINF_TOKEN=x", "AIORLINF_WORKERS=a=1", "A\0=1", "A=\0"):
         with pytest.raises(UsageError):
             parse_env([bad])
     with pytest.raises(UsageError, match="are text"):
