@@ -17,6 +17,7 @@ from scripts.benchmarks.bare_protocols import (
     Part,
     PickleEcho,
     PicklePing,
+    PickleTalk,
     StreamSink,
     StreamSource,
 )
@@ -90,6 +91,11 @@ class Bare(Contender):
         return await self.accepted.get()
 
     async def _ask(self, transport: asyncio.Transport, case: str, variant: str, effort: Effort) -> Metrics:
+        if variant == "await_tcp":
+            talk = PickleTalk(transport)
+            transport.set_protocol(talk)
+            took = sorted((await talk.ask(effort.round_trips + WARM_UP))[WARM_UP:])
+            return {"time": took[len(took) // 2] * 1e6}
         if case in ("small_dict_rtt", "first_message"):
             count = 1 if case == "first_message" else effort.round_trips + WARM_UP
             ping = (BytePing if variant.startswith("byte") else PicklePing)(transport, count)
@@ -119,6 +125,13 @@ class Bare(Contender):
     async def _answer(self, transport: asyncio.Transport, case: str, variant: str, effort: Effort) -> Metrics:
         if case == "loop_delay":
             return await self._both_ways(transport, effort, go=True)
+        if variant == "await_tcp":
+            talk = PickleTalk(transport)
+            transport.set_protocol(talk)
+            transport.write(b"!")
+            await talk.answer(effort.round_trips + WARM_UP)
+            await talk.finished
+            return {}
         if case in ("small_dict_rtt", "first_message"):
             part: Part = (ByteEcho if variant.startswith("byte") else PickleEcho)(transport)
         elif case == "stream_256B":

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import struct
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -24,6 +25,7 @@ __all__ = [
     "Part",
     "PickleEcho",
     "PicklePing",
+    "PickleTalk",
     "StreamSink",
     "StreamSource",
 ]
@@ -174,6 +176,53 @@ class PicklePing(Part, asyncio.Protocol):
         if back != SMALL_DICT:
             self.finished.set_exception(AssertionError("another object came back"))
         self.finish()
+
+
+class PickleTalk(Answer, asyncio.Protocol):
+    """The same round trip as a program with `await` makes it: whoever waits for an object is a task that a future wakes."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self.loop = asyncio.get_running_loop()
+        self.reader = FrameReader()
+        self.arrived: deque[Any] = deque()
+        self.waiter: asyncio.Future[None] | None = None
+
+    def data_received(self, data: bytes) -> None:
+        self.reader.feed(data, self.take)
+
+    def take(self, body: bytes) -> None:
+        self.arrived.append(pickle.loads(body))
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_exception(ConnectionError("the other end closed"))
+
+    def send(self, obj: Any) -> None:
+        self.transport.write(framed(obj))
+
+    async def receive(self) -> Any:
+        if not self.arrived:
+            self.waiter = self.loop.create_future()
+            await self.waiter
+        return self.arrived.popleft()
+
+    async def ask(self, count: int) -> list[float]:
+        """Seconds of each of ``count`` round trips."""
+        took = []
+        for _ in range(count):
+            start = time.perf_counter()
+            self.send(SMALL_DICT)
+            await self.receive()
+            took.append(time.perf_counter() - start)
+        return took
+
+    async def answer(self, count: int) -> None:
+        for _ in range(count):
+            self.send(await self.receive())
 
 
 class StreamSource(Part, asyncio.Protocol):

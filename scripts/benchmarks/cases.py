@@ -113,6 +113,7 @@ SMALL_DICT_RTT = Case(
         time_row("limit: one byte over uvloop Unix socket", "bare", "byte_unix"),
         time_row("bare uvloop TCP, length prefix and pickle", "bare", "pickle_tcp"),
         time_row("bare uvloop Unix socket, length prefix and pickle", "bare", "pickle_unix"),
+        time_row("bare uvloop TCP, the same with tasks that await", "bare", "await_tcp"),
         time_row(
             "**aiorlinf** send/recv",
             "ours-stream",
