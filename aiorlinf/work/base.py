@@ -11,7 +11,7 @@ from sys import _getframe
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, overload
 
-from aiorlinf.errors import ClosedError, DeadlineExceeded, WouldBlockLoop
+from aiorlinf.errors import ClosedError, DeadlineExceeded, ForkedHandle, WouldBlockLoop
 from aiorlinf.work.deadline import NO_DEADLINE, Deadline
 from aiorlinf.work.failure import Failure
 from aiorlinf.work.sites import INSIDE, describe_site
@@ -213,15 +213,16 @@ class AsyncWork(Generic[T]):
         abort, self._abort = self._abort, None
         self._value = value
         self._state = state  # first, so that an abort that completes the work finds it over
-        if abort is not None:
-            try:
+        try:
+            if abort is not None:
                 abort(self)
-            except Exception as error:  # the work is over whatever the transport says; nobody else would hear of this
-                self._home.report(f"aborting {self._operation} failed", error)
-        entries = self._entries
-        if entries is not None:
-            self._entries = None
-            self._tell(entries if type(entries) is list else (entries,))
+        except Exception as error:  # the work is over whatever the transport says; nobody else would hear of this
+            self._home.report(f"aborting {self._operation} failed", error)
+        finally:
+            entries = self._entries
+            if entries is not None:
+                self._entries = None
+                self._tell(entries if type(entries) is list else (entries,))
 
     def _take_back(self) -> bool:
         """Cancel a done work whose value nobody has taken or is about to take."""
@@ -293,13 +294,14 @@ class AsyncWork(Generic[T]):
 
     def _leave_unless_needed(self, waiter: OutsideWaiter) -> None:
         """As ``_leave`` for a branch that was cancelled: what others depend on goes on."""
-        self._detach(waiter)
-        self._leave(waiter, self._dependants() == 0)
+        self._leave(waiter, False)
+        if not self._dependants():
+            self._cancel_now()
 
     def _leave_soon(self, waiter: OutsideWaiter, cancelled: bool) -> None:
         try:
             self._home.call_soon(self._leave, waiter, cancelled)
-        except ClosedError:  # the home loop is gone and the claim with it
+        except (ClosedError, ForkedHandle):  # the home loop is gone and the claim with it
             pass
 
     # -- taking the outcome, any thread -----------------------------------------------------------------------
@@ -388,7 +390,7 @@ class AsyncWork(Generic[T]):
     def _forget_soon(self, future: Future[bool] | None) -> None:
         try:
             self._home.call_soon(self._forget, future)
-        except ClosedError:  # no state is left that the claim could matter to
+        except (ClosedError, ForkedHandle):  # no state is left that the claim could matter to
             pass
 
     def _forget(self, future: Future[bool] | None) -> None:
@@ -572,10 +574,20 @@ class AsyncWork(Generic[T]):
 
         An error of ``fn`` goes to that loop's exception handler. Adding a callback counts as looking at the error. Any thread.
         """
-        loop = asyncio._get_running_loop()
         if context is None:
             context = contextvars.copy_context()
-        self._home.call(self._attach_callback, Callback(fn, context, None if loop is self._home.loop else loop))
+        loop: asyncio.AbstractEventLoop | None
+        try:
+            loop = get_running_loop()
+        except RuntimeError:
+            loop = None
+        if loop is self._home.loop:
+            loop = None
+        elif loop is not None and self._state:
+            self._mark_seen()
+            loop.call_soon(fn, self, context=context)  # the home may be gone, and is not needed
+            return
+        self._home.call(self._attach_callback, Callback(fn, context, loop))
 
     def _attach_callback(self, entry: Callback) -> None:
         if self._state:
@@ -656,6 +668,11 @@ class AsyncWork(Generic[T]):
     def operation(self) -> str:
         """The call that began it."""
         return self._operation
+
+    @property
+    def detail(self) -> Any:
+        """What the producer gave to describe it."""
+        return self._detail
 
     @property
     def site(self) -> str:

@@ -70,11 +70,29 @@ class Combination(AsyncWork[R]):
         self._parts = [Part(self, index, work) for index, work in enumerate(works)]
 
     def _start(self) -> None:
-        for part in self._parts:
-            part.work._home.call(part.work._attach_outside, part)
+        self._home.advance(self)  # so that no part is looked at before all are attached
+
+    def _advance(self) -> None:
+        parts = self._parts
+        for part in parts:
+            try:
+                part.work._home.call(part.work._attach_outside, part)
+            except ClosedError as error:
+                if part.work._state:
+                    self._home.advance(part)  # over, so its home is not needed
+                else:
+                    self._settle_without(parts, FAILED, self._failure(error))
+                    return
 
     def _part_over(self, part: Part) -> None:
         """That part is over."""
+
+    def _settle_without(self, parts: list[Part], state: int, failure: Failure | None) -> None:
+        """End without the values of the parts. Those that were done keep them, others may still take them there; the rest goes on."""
+        self._parts = []
+        for part in parts:
+            part.leave()
+        self._settle(state, failure)
 
     def _abandon(self, state: int, value: Any) -> None:
         parts, self._parts = self._parts, []
@@ -113,21 +131,14 @@ class AllWork(Combination[list[Any]]):
         parts, self._parts = self._parts, []
         if not self._return_exceptions:
             if self._first_failure is not None:
-                self._settle_without(parts, FAILED)
+                self._settle_without(parts, FAILED, self._first_failure)
                 return
             if any(part.work._state == CANCELLED for part in parts):
-                self._settle_without(parts, CANCELLED)
+                self._settle_without(parts, CANCELLED, None)
                 return
         if any(part.work._give_back is not None for part in parts):
             self._give_back = partial(_drop_parts, parts)
         self._finish([_outcome_of(part.work) for part in parts])
-
-    def _settle_without(self, parts: list[Part], state: int) -> None:
-        """The values stay with the parts that were done; others may still take them there."""
-        for part in parts:
-            part.leave()
-        failure, self._first_failure = self._first_failure, None
-        self._settle(state, failure)
 
 
 def _drop_parts(parts: list[Part], _value: object = None) -> None:
@@ -220,7 +231,10 @@ def _checked(works: Iterable[AsyncWork[Any]]) -> list[AsyncWork[Any]]:
 
 
 def _home_of(works: list[AsyncWork[Any]]) -> LoopHome:
-    if works:
-        return works[0]._home
-    loop = asyncio._get_running_loop()
-    return Nowhere() if loop is None else LoopHome(loop)
+    for work in works:
+        if not work._home.loop.is_closed():
+            return work._home
+    try:
+        return LoopHome(asyncio.get_running_loop())
+    except RuntimeError:
+        return Nowhere()

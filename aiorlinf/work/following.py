@@ -138,7 +138,12 @@ class FollowingWork(AsyncWork[R], Entry):
         else:
             foreign = ForeignSource(self, work)
             self._source = foreign
-            work._home.call_soon(work._attach_outside, foreign)
+            try:
+                work._home.call_soon(work._attach_outside, foreign)
+            except ClosedError:
+                if not work._state:
+                    raise
+                self._advance()  # over, so its home is not needed
 
     def _settled(self, work: AsyncWork[Any]) -> None:
         work._claims += 1
@@ -156,10 +161,11 @@ class FollowingWork(AsyncWork[R], Entry):
 
     def _take_over(self, work: AsyncWork[Any], give_back: Callable[[Any], object]) -> None:
         if work._state == DONE:
-            # The value is only passing through. Our claim on it stays, so whoever cancels us before taking it returns it to there.
-            if work._give_back is not None and self._give_back is None:
+            value = work._value
+            if work._give_back is not None and self._give_back is None and not is_followed(value):
+                # It is only passing through. Our claim there stays, so a cancel before anybody takes it from us returns it to there.
                 self._give_back = give_back
-            self._follow(work._value)
+            self._follow(value)
         elif work._state == FAILED:
             self._settle(FAILED, work._value)
         else:
@@ -233,11 +239,15 @@ class FollowingWork(AsyncWork[R], Entry):
         else:
             root._abandon(CANCELLED, None)
         for work in reversed(path):
+            work._let_go()
             if not work._state:
                 if work is self:
                     AsyncWork._abandon(work, state, value)
                 else:
                     AsyncWork._abandon(work, CANCELLED, None)
+
+    def _let_go(self) -> None:
+        """It is being given up: drop what it holds for later."""
 
     def _release_source(self) -> None:
         """Let go of a source that is over, or that is not a work of this home."""

@@ -46,7 +46,7 @@ class LoopHome:
 
     Attributes:
         loop: the loop.
-        thread_id: ident of the thread it runs in; 0 once the home is closed or was inherited by a fork.
+        thread_id: ident of the thread it runs in; 0 in a fork, where nobody is on it.
         name: used for thread names and in logs.
         turns: awaits of finished works so far; every 64th lets the loop have a turn.
         debug: the loop's debug mode when the home was made; works then check that they are finished on this thread.
@@ -219,7 +219,7 @@ class LoopHome:
     # -- the end ----------------------------------------------------------------------------------------------
 
     def close_nowait(self) -> None:
-        """Cancel the tasks, refuse thread calls that have not started, fail what the poller watches with ClosedError.
+        """Cancel the tasks but for the calling one, refuse the thread calls that have not started, and fail what the poller watches.
 
         Home thread only, or after the loop has ended. Returns at once; a second call does nothing.
         """
@@ -231,8 +231,10 @@ class LoopHome:
         if self._pool is not None:
             self._pool.close()
         if not self.loop.is_closed():
+            me = asyncio.current_task(self.loop)
             for task in list(self._tasks):
-                task.cancel()
+                if task is not me:
+                    task.cancel()
 
     async def close(self, timeout: float = 1.0) -> None:
         """``close_nowait``, then wait up to ``timeout`` seconds for the tasks and threads to end.
@@ -240,10 +242,10 @@ class LoopHome:
         Cancelling stops the waiting, nothing else.
         """
         self.close_nowait()
-        me = asyncio.current_task()
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout
-        tasks = [task for task in self._tasks if task is not me]
+        await asyncio.sleep(0)  # the refused calls are on their way to their works
+        tasks = self._tasks - {asyncio.current_task()}
         if tasks:
             await asyncio.wait(tasks, timeout=timeout)
         pause = 0.0005

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import queue
 import threading
 import time
@@ -139,10 +140,12 @@ def _at_exit(pool: ThreadPool) -> None:
     _open_pools.add(pool)
     if not _registered:
         _registered = True
-        atexit.register(_close_all)
+        atexit.register(_close_all, os.getpid())
 
 
-def _close_all() -> None:
+def _close_all(pid: int) -> None:
+    if pid != os.getpid():
+        return  # a fork has none of the threads, and may have inherited a lock that one of them held
     pools = list(_open_pools)
     for pool in pools:
         pool.close()

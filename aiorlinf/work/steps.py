@@ -109,8 +109,7 @@ class AsyncFuncWork(FollowingWork[R]):
         else:
             self._follow(value)
 
-    def _abandon(self, state: int, value: Any) -> None:
-        super()._abandon(state, value)
+    def _let_go(self) -> None:
         self._take_call()
 
 

@@ -564,3 +564,37 @@ async def test_finishing_outside_the_home_thread_is_noticed_in_debug_mode(home: 
     assert len(caught) == 2
     assert not work.done()
     work.cancel()
+
+
+async def test_an_interrupted_abort_still_tells_everybody(home: LoopHome) -> None:
+    def abort(_work: AsyncWork[int]) -> None:
+        raise KeyboardInterrupt
+
+    work: AsyncWork[int] = AsyncWork(home, "recv", abort=abort)
+    waiter = asyncio.ensure_future(work)
+    await turns()
+    with pytest.raises(KeyboardInterrupt):
+        work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert work.cancelled()
+
+
+async def test_a_task_destroyed_while_it_waits_with_a_limit(home: LoopHome) -> None:
+    work: AsyncWork[int] = AsyncWork(home, "recv")
+    waiting = work.async_wait(100)
+    waiting.send(None)
+    assert work._dependants() == 1
+    waiting.close()
+    await turns()
+    assert work._dependants() == 0
+    assert work._claims == 0
+    assert not work.done()
+    work.cancel()
+
+
+async def test_what_the_producer_said_about_it(home: LoopHome) -> None:
+    detail = object()
+    work: AsyncWork[int] = AsyncWork(home, "recv", detail=detail)
+    assert work.detail is detail
+    work.cancel()

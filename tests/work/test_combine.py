@@ -341,3 +341,31 @@ def test_nothing_in_a_thread_without_a_loop() -> None:
         return await empty
 
     assert asyncio.run(main()) == []
+
+
+@pytest.mark.asyncio
+async def test_parts_that_are_over_before_all_are_attached(home: LoopHome) -> None:
+    works = some(home, 3)
+    works[0]._finish(0)
+    assert await wait_first(works) == (0, 0)
+    assert [work._claims for work in works[1:]] == [0, 0]
+    assert await wait_first(works, cancel_rest=True) == (0, 0)
+    assert [work.cancelled() for work in works] == [False, True, True]
+
+
+@pytest.mark.asyncio
+async def test_made_and_cancelled_inside_a_step(home: LoopHome) -> None:
+    works = some(home, 2)
+    needed = works[1].then(str)
+
+    def step(_value: int) -> None:
+        total = wait_all(works)
+        assert total.cancel()
+
+    (start,) = some(home, 1)
+    end = start.then(step)
+    start._finish(0)
+    await end
+    assert works[0].cancelled()
+    works[1]._finish(1)
+    assert await needed == "1"

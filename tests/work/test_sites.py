@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
+import time
+from typing import Any
 
 import pytest
 
@@ -43,6 +46,20 @@ def test_code_that_only_the_package_has_called_is_the_outermost_frame() -> None:
     exec(compile(source, filename, "exec"), names)
     assert sites == [f"{__file__}:{here() - 1}"]
     assert INSIDE[filename]
+
+
+def test_a_thread_that_runs_only_package_code() -> None:
+    made: list[str] = []
+    filename = f"{_PACKAGE}another.py"
+    names: dict[str, Any] = {"AsyncWork": AsyncWork, "made": made}
+    exec(compile("def make(home):\n    made.append(AsyncWork(home, 'x').site)\n", filename, "exec"), names)
+    loop = asyncio.new_event_loop()
+    _thread.start_new_thread(names["make"], (LoopHome(loop),))
+    deadline = time.monotonic() + 10
+    while not made and time.monotonic() < deadline:
+        time.sleep(0.001)
+    loop.close()
+    assert made == [f"{filename}:2"]
 
 
 def test_file_names_do_not_pile_up() -> None:

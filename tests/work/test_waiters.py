@@ -21,6 +21,7 @@ import uvloop
 from aiorlinf.errors import ClosedError, DeadlineExceeded, ForkedHandle, WouldBlockLoop
 from aiorlinf.work import base
 from aiorlinf.work.base import AsyncWork
+from aiorlinf.work.combine import wait_all, wait_first
 from aiorlinf.work.home import LoopHome
 from tests.work.helpers import LoopThread, finish_later, turns
 
@@ -473,3 +474,78 @@ def test_after_a_fork_works_refuse_instead_of_hanging(home_thread: LoopThread) -
     assert os.waitpid(pid, 0)[1] == 0
     finish_later(work, 1)
     assert work.wait(10) == 1
+
+
+def test_a_finished_work_outlives_its_loop(home_thread: LoopThread) -> None:
+    work = recv(home_thread)
+    home_thread.do(work._finish, 1)
+    home_thread.stop()
+
+    async def main() -> list[int]:
+        done, _ = await asyncio.wait([work], timeout=5)  # type: ignore[type-var]
+        return [await work, work.wait(), work.result(), *(each.result() for each in done)]
+
+    assert asyncio.run(main()) == [1, 1, 1, 1]
+
+
+def test_a_work_that_ends_after_its_loop_does_no_harm() -> None:
+    loop = asyncio.new_event_loop()
+    home = LoopHome(loop)
+    work: AsyncWork[int] = AsyncWork(home, "recv")
+    called: list[int] = []
+    ran: list[int] = []
+
+    async def wait() -> int:
+        return await work
+
+    task = loop.create_task(wait())
+    loop.run_until_complete(turns())
+    work.add_done_callback(lambda done: called.append(done.result()))
+    step = work.then(ran.append)
+    loop.close()
+    assert work._finish(1)
+    assert work.result() == 1
+    assert step.done()
+    assert ran == [1]
+    assert called == []
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # destroyed on purpose
+    del task
+
+
+def test_followers_of_works_whose_loop_ends() -> None:
+    given_back: list[int] = []
+    with LoopThread(uvloop.new_event_loop) as ending, LoopThread(uvloop.new_event_loop) as staying:
+        inner: AsyncWork[int] = AsyncWork(staying.home, "recv", give_back=given_back.append)
+        start: AsyncWork[int] = AsyncWork(ending.home, "recv")
+        step = start.then(lambda _value: inner)
+        ending.do(start._finish, 1)
+        both = ending.do(wait_all, [start, inner])
+        while inner._dependants() < 2:
+            staying.do(lambda: None)
+        ending.stop()
+        staying.do(inner._finish, 5)
+        staying.do(lambda: None)
+        assert given_back == [5]
+        assert inner.cancelled()
+        with pytest.raises(ClosedError):
+            step.wait(1)
+        with pytest.raises(ClosedError):
+            both.wait(1)
+        # What is over is of use without its loop; what is not will never be.
+        pending: AsyncWork[int] = AsyncWork(ending.home, "recv")
+        live: AsyncWork[int] = AsyncWork(staying.home, "recv")
+        assert staying.do(wait_first, [start, live]).wait(10) == (0, 1)
+        assert staying.do(wait_all, [start, start]).wait(10) == [1, 1]
+        assert wait_all([start]).wait(10) == [1]
+        for combined in (wait_first([pending, live]), wait_all([pending])):
+            with pytest.raises(ClosedError):
+                combined.wait(10)
+        assert not live.done()
+        assert live._claims == 0
+        live.cancel()
+        done: AsyncWork[int] = AsyncWork(staying.home, "recv")
+        followers = [done.then(lambda _value: start), done.then(lambda _value: pending)]
+        staying.do(done._finish, 0)
+        assert followers[0].wait(10) == 1
+        with pytest.raises(ClosedError):
+            followers[1].wait(10)
