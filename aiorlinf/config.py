@@ -27,6 +27,7 @@ __all__ = [
     "CollectiveConfig",
     "JobConfig",
     "NetworkConfig",
+    "SharedMemoryConfig",
     "config_to_dict",
     "load_config",
     "option",
@@ -63,10 +64,21 @@ def option(
 
 
 @dataclass(frozen=True, slots=True)
+class SharedMemoryConfig:
+    """Payloads between workers of one host, in memory files that both map."""
+
+    enabled: bool = option(True, "off: workers of one host use their connection for large payloads, too")
+    max_bytes: int = option(2048 * _MIB, "bound on the shared memory of one worker's sends", minimum=0, maximum=_TIB)
+    segment_bytes: int = option(64 * _MIB, "size of one memory file; larger payloads get one of their own", minimum=64 * _KIB, maximum=_TIB)
+
+
+@dataclass(frozen=True, slots=True)
 class CollectiveConfig:
     """How messages travel between workers."""
 
-    backend: str = option("auto", "carrier of large payloads; auto picks by where the two workers are", choices=("auto", "stream", "gloo"))
+    backend: str = option(
+        "auto", "carrier of large payloads; auto picks by where the two workers are", choices=("auto", "stream", "shm", "gloo")
+    )
     fallback: bool = option(True, "use another backend when the named one is not available")
     inline_max_bytes: int = option(64 * _KIB, "payloads up to this many bytes ride in the frame", minimum=0, maximum=16 * _MIB)
     window_bytes: int = option(64 * _MIB, "bytes accepted per direction before recv is posted", minimum=1, maximum=_TIB)
@@ -76,6 +88,7 @@ class CollectiveConfig:
         16 * _MIB, "bound of the description (skeleton and leaf table) of one message; bytes", minimum=_KIB, maximum=1024 * _MIB
     )
     allow_pickle: bool = option(True, "off: only plain containers, tensors, arrays and registered dataclasses can travel")
+    shared_memory: SharedMemoryConfig = dataclasses.field(default_factory=SharedMemoryConfig)
 
 
 @dataclass(frozen=True, slots=True)

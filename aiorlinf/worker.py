@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Generator, Mapping
+import socket
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
 from aiorlinf.address import WorkerAddress
+from aiorlinf.backends.shm.arena import ArenaStats
+from aiorlinf.backends.shm.descriptors import abstract_listener, abstract_name
 from aiorlinf.collective.collective import Collective
 from aiorlinf.collective.exchange import Exchange
 from aiorlinf.collective.inbox import Inbox
 from aiorlinf.config import JobConfig, load_config
 from aiorlinf.errors import AiorlinfError, ClosedError, UsageError
 from aiorlinf.link.link import LinkStats
-from aiorlinf.link.table import LinkTable, Self
+from aiorlinf.link.me import Self
+from aiorlinf.link.table import LinkTable
 from aiorlinf.manager.client import ManagerClient
 from aiorlinf.manager.embedded import EmbeddedManager, acquire_embedded
 from aiorlinf.rendezvous.hosts import host_identity, interface_host, open_listener
@@ -34,7 +38,7 @@ __all__ = ["Worker", "WorkerStats", "init"]
 log = logging.getLogger("aiorlinf")
 
 ConfigSource = JobConfig | Mapping[str, Any] | str | os.PathLike[str] | None
-Backend = Literal["auto", "stream", "gloo"]
+Backend = Literal["auto", "stream", "shm", "gloo"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +48,12 @@ class WorkerStats:
     Attributes:
         address: ours.
         links: one record per link that is up or being made.
+        shared_memory: of this worker's sends; None before it has joined.
     """
 
     address: str
     links: tuple[LinkStats, ...]
+    shared_memory: ArenaStats | None
 
 
 def init(
@@ -70,7 +76,7 @@ def init(
         address: ``group:rank``; else AIORLINF_ADDRESS, else torchrun's RANK (as ``worker:RANK``).
         manager: ``host:port`` of the job's manager; else AIORLINF_MANAGER, else a manager embedded in this process.
         token: the job's secret; else AIORLINF_TOKEN, else a random one for an embedded manager.
-        backend: carrier of large payloads: auto, stream or gloo; None leaves it to the configuration.
+        backend: carrier of large payloads: auto, stream, shm or gloo; None leaves it to the configuration.
         config: a path, a mapping or a `JobConfig`, for an embedded manager; with another manager the job's configuration comes from there.
         loop: auto, or thread.
         labels: free ones, on top of the host's.
@@ -121,8 +127,8 @@ class _Settings:
             address = f"worker:{environ['RANK']}"
         if address is None:
             raise UsageError("no address", hint="pass one, such as aiorlinf.init('rollout:0'), or set AIORLINF_ADDRESS")
-        if backend not in (None, "auto", "stream", "gloo"):
-            raise UsageError(f"backend={backend!r}", hint="backend is 'auto', 'stream' or 'gloo'")
+        if backend not in (None, "auto", "stream", "shm", "gloo"):
+            raise UsageError(f"backend={backend!r}", hint="backend is 'auto', 'stream', 'shm' or 'gloo'")
         manager = manager or environ.get("AIORLINF_MANAGER") or None
         if token is None:
             token = environ.get("AIORLINF_TOKEN") or None
@@ -186,6 +192,8 @@ class Worker:
         elif host == "auto":
             host = client.local_host
         listener = await open_listener(host, network.port_range)
+        memory = self._table.share_memory(client.config)
+        unix = _unix_listener()
         try:
             registration = await client.register(
                 self.address,
@@ -194,6 +202,7 @@ class Worker:
                 devices=["cpu"],
                 labels=settings.labels,
                 host_id=host_id,
+                unix="" if unix is None else unix[0],
             )
             me = Self(
                 identity=registration.identity,
@@ -203,10 +212,13 @@ class Worker:
                 config=registration.config,
                 backend=settings.backend or registration.config.cluster.collective.backend,
                 expected=None if registration.expected is None else frozenset(registration.expected),
+                shared=memory.hello(),
             )
-            await self._table.serve(listener, me, client)
+            await self._table.serve(listener, None if unix is None else unix[1], me, client)
         except BaseException:
             listener.close()
+            if unix is not None:
+                unix[1].close()
             raise
         self._self = me
         self._exchange.config = registration.config.cluster.collective
@@ -368,11 +380,46 @@ class Worker:
         self._exchange.check(tag)
         return Inbox(self._exchange, tag)
 
+    # ---- memory
+
+    def empty(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """An uninitialised CPU tensor, as `torch.empty`, in memory that a worker of the same host can be given without a copy.
+
+        Sending it gives it away: from the call of `send` or `send_tensor` on the handle has no elements, and sending it again is an
+        error; views and NumPy arrays made from it before must not be used either. A send that fails or is cancelled gives it back.
+        Where memory cannot be shared, or the bound (cluster.collective.shared_memory.max_bytes) is reached, it is an ordinary tensor, which
+        sends copy and leave as it is.
+
+        Args:
+            size: the shape, as one sequence or as several numbers.
+            dtype: torch's default dtype if left out.
+
+        Raises:
+            UsageError: before the worker has joined.
+        """
+        self._joined()
+        shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
+        dims = torch.Size(shape)  # type: ignore[arg-type]  # checked by torch
+        memory = self._table.memory
+        assert memory is not None
+        if self.home.on_home():
+            return memory.empty(tuple(dims), dtype or torch.get_default_dtype())
+        work: AsyncWork[torch.Tensor] = AsyncWork(self.home, "empty")
+        self.home.call(lambda: work._finish(memory.empty(tuple(dims), dtype or torch.get_default_dtype())))
+        return work.wait()
+
+    def empty_like(self, tensor: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """As `empty`, with the shape and dtype of `tensor`."""
+        return self.empty(tuple(tensor.shape), dtype=dtype or tensor.dtype)
+
     # ---- seeing
 
     def stats(self) -> WorkerStats:
         """Counters of all links. Home thread only."""
-        return WorkerStats(str(self.address), tuple(link.stats() for link in self._table.links()))
+        memory = self._table.memory
+        return WorkerStats(
+            str(self.address), tuple(link.stats() for link in self._table.links()), None if memory is None else memory.stats()
+        )
 
     def __repr__(self) -> str:
         if self._closing is not None:
@@ -439,6 +486,15 @@ class Worker:
         work._finish(None)
         if self._thread is not None:
             self._thread.stop()
+
+
+def _unix_listener() -> tuple[str, socket.socket] | None:
+    """A listening socket for peers on this host, and its name; None where there is no abstract namespace."""
+    name = abstract_name("link")
+    try:
+        return name, abstract_listener(name, socket.SOCK_STREAM)
+    except (OSError, AttributeError):
+        return None
 
 
 def _look(future: asyncio.Future[Any]) -> None:

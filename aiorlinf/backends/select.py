@@ -17,15 +17,17 @@ class Choice(NamedTuple):
     required: bool
 
 
-def select_backend(wanted: str, *, fallback: bool, same_host: bool, same_worker: bool, gloo_problem: str | None) -> Choice:
+def select_backend(
+    wanted: str, *, fallback: bool, same_host: bool, same_worker: bool, shm_problem: str | None, gloo_problem: str | None
+) -> Choice:
     """Choose for payloads that do not fit in a frame.
 
     Args:
-        wanted: auto, stream or gloo.
+        wanted: auto, stream, shm or gloo.
         fallback: a named backend that cannot be had may be replaced.
         same_host: the two workers share a host.
         same_worker: a worker talks to itself.
-        gloo_problem: why Gloo cannot be used, None if it can.
+        shm_problem, gloo_problem: why that backend cannot be used between the two, None if it can.
 
     Raises:
         BackendUnavailable: the named backend cannot be had and `fallback` is off.
@@ -34,14 +36,18 @@ def select_backend(wanted: str, *, fallback: bool, same_host: bool, same_worker:
         return Choice("stream", "a worker's messages to itself stay in its memory", False)
     if wanted == "stream":
         return Choice("stream", "asked for", True)
-    if wanted == "gloo":
-        if gloo_problem is None:
-            return Choice("gloo", "asked for", not fallback)
+    problems = {"shm": shm_problem, "gloo": gloo_problem}
+    if wanted in problems:
+        problem = problems[wanted]
+        if problem is None:
+            return Choice(wanted, "asked for", not fallback)
         if fallback:
-            return Choice("stream", f"gloo was asked for, but {gloo_problem}", False)
-        raise BackendUnavailable("the backend asked for cannot be used", {"gloo": gloo_problem})
+            return Choice("stream", f"{wanted} was asked for, but {problem}", False)
+        raise BackendUnavailable("the backend asked for cannot be used", {wanted: problem})
     if same_host:
-        return Choice("stream", "both workers are on one host", False)
-    if gloo_problem is not None:
-        return Choice("stream", f"the workers are on different hosts, but {gloo_problem}", False)
-    return Choice("gloo", "the workers are on different hosts", False)
+        if shm_problem is None:
+            return Choice("shm", "both workers are on one host", False)
+        return Choice("stream", f"both workers are on one host, but {shm_problem}", False)
+    if gloo_problem is None:
+        return Choice("gloo", "the workers are on different hosts", False)
+    return Choice("stream", f"the workers are on different hosts, but {gloo_problem}", False)

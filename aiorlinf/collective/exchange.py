@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aiorlinf.address import WorkerAddress
+from aiorlinf.collective.giving import Gift, encode_giving
 from aiorlinf.config import CollectiveConfig
 from aiorlinf.errors import AiorlinfError, ClosedError, DeadlineExceeded, ForkedHandle, UnsupportedObject, UsageError
 from aiorlinf.link.incoming import Receive
@@ -64,14 +65,22 @@ class Exchange:
         """Start to send any object."""
         self.check(tag)
         config = self.config
-        message = encode_inline(obj, config.inline_max_bytes, allow_pickle=config.allow_pickle)
+        memory = self.table.memory
+        if memory is not None and memory.used:
+            message, gift = encode_giving(obj, memory, config.inline_max_bytes, config.allow_pickle)
+        else:
+            message, gift = encode_inline(obj, config.inline_max_bytes, allow_pickle=config.allow_pickle), None
         work: AsyncWork[None] = AsyncWork(self.home, "send", abort=self._withdraw)
         key = stream_key(context, tag)
         if type(message) is bytes and len(message) <= self._largest_frame():
             self._check_size(len(message))
+            if gift is not None:
+                gift.give()
             self._run(work, self._send_small, peer, work, key, message)
         else:
             out = self._large(work, key, message)
+            if gift is not None:
+                gift.give(out)
             self._run(work, self._send, peer, out)
         self._limit(work, timeout, peer, tag)
         return work
@@ -112,6 +121,10 @@ class Exchange:
         self._check_size(leaf.nbytes)
         work: AsyncWork[None] = AsyncWork(self.home, "send_tensor", abort=self._withdraw)
         key = stream_key(context, tag)
+        memory = self.table.memory
+        gift = Gift.of(memory, [leaf]) if memory is not None and memory.used else None
+        if gift is not None:
+            leaf = gift.leaves[0]
         head = leaf.spec.entry
         if leaf.nbytes <= self.config.inline_max_bytes:
             body = head + (leaf.raw or b"")
@@ -119,6 +132,8 @@ class Exchange:
         else:
             flat = Flat(Kind.TENSOR, [], [leaf])
             out = Outgoing(work, key, flags=Flag.TENSOR, flat=flat, manifest=head, total=leaf.nbytes)
+        if gift is not None:
+            gift.give(out)
         self._run(work, self._send, peer, out)
         self._limit(work, timeout, peer, tag)
         return work
@@ -227,6 +242,7 @@ def cancel_receive(work: AsyncWork[Any]) -> None:
     receive = work._detail
     assert isinstance(receive, Receive)
     receive.cancelled = True
+    receive.work = None
     if receive.receiver is not None:
         receive.receiver.cancel(receive)
 

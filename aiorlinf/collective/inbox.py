@@ -143,6 +143,7 @@ class Inbox:
         receive = work._detail
         if receive.receiver is None:
             receive.cancelled = True
+            receive.work = None
             while self._waiting and self._waiting[-1].cancelled:
                 self._waiting.pop()
         else:
@@ -159,4 +160,4 @@ class Inbox:
         waiting, self._waiting = self._waiting, deque()
         for receive in waiting:
             if not receive.cancelled:
-                receive.work._fail(type(error)(error.message, operation="inbox", local=self._exchange.local))
+                receive.fail(type(error)(error.message, operation="inbox", local=self._exchange.local))

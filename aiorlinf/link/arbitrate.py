@@ -20,17 +20,20 @@ class Answer(enum.Enum):
 
     ACCEPT = "take it for the link that waits for a connection, or for a new one"
     REPLACE = "the peer has lost the old connection, or lives anew: end the old link, take it for a new one"
-    YIELD = "our own connection wins; the peer has to wait for it"
+    YIELD = "our own connection wins, or has won already; the peer has to wait for it"
     STALE = "it comes from an earlier life of the peer"
 
 
-def arbitrate(local: Identity, remote: Identity, state: LinkState | None, known: int, dialling: bool) -> Answer:
+def arbitrate(
+    local: Identity, remote: Identity, state: LinkState | None, known: int, dialling: bool, links_here: int, links_there: int
+) -> Answer:
     """Judge a proven connection from `remote`.
 
     Args:
         state: of the link to that address, None if there is none.
         known: incarnation of that link's peer, or the newest one seen of that address; 0 if none.
         dialling: our own connection to it is on its way right now (not merely planned).
+        links_here, links_there: how many links with this life of each other the two sides have had.
     """
     if remote.incarnation < known:
         return Answer.STALE
@@ -40,4 +43,7 @@ def arbitrate(local: Identity, remote: Identity, state: LinkState | None, known:
         if dialling and local.address < remote.address:
             return Answer.YIELD
         return Answer.ACCEPT
+    if remote.incarnation == known and links_there < links_here:
+        # It began to connect before our present link came up there: that one wins, and the peer will find it.
+        return Answer.YIELD
     return Answer.REPLACE

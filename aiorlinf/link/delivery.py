@@ -15,7 +15,10 @@ from aiorlinf.wire.tree import rebuild
 if TYPE_CHECKING:
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["Delivery", "about"]
+__all__ = ["Delivery", "about", "undecodable_fact"]
+
+_COPY_INLINE_BYTES = 1 << 20
+"""Larger copies run in a private thread."""
 
 _HEAVY_SKELETON_BYTES = 256 * 1024
 """Skeletons from this size on are unpickled in a private thread, so that the loop stays free."""
@@ -41,7 +44,7 @@ class Delivery:
     def deliver(self, receive: Receive, message: Incoming) -> None:
         """End the receive's work with what the message holds."""
         if message.error is not None:
-            receive.work._fail(about(message.error, receive))
+            receive.fail(about(message.error, receive))
         elif receive.tensor_out is not None:
             self._deliver_tensor(receive, receive.tensor_out, message)
         elif message.value is not None:
@@ -78,7 +81,7 @@ class Delivery:
         elif isinstance(error, Exception):
             self._fail(receive, message, error)
         else:
-            receive.work._fail(error)
+            receive.fail(error)
 
     def _hand_over(self, receive: Receive, message: Incoming, value: Any) -> None:
         message.content = None
@@ -87,27 +90,46 @@ class Delivery:
         self._finish(receive, value)
 
     def _finish(self, receive: Receive, value: Any) -> None:
-        receive.work._finish((self._answerer.remote, value) if receive.with_sender else value)
+        receive.finish((self._answerer.remote, value) if receive.with_sender else value)
 
     def _deliver_tensor(self, receive: Receive, out: torch.Tensor, message: Incoming) -> None:
         content = message.content
         assert content is not None
         if not content.direct and content.total:
             source = torch.frombuffer(bytearray(message.body), dtype=torch.uint8) if message.body is not None else content.tensors[0]
+            if content.total > _COPY_INLINE_BYTES:
+                receive.message = message  # a cancel meanwhile gives it back
+                copying = self._answerer.home.submit(byte_tensor(out).copy_, source)
+                copying.add_done_callback(lambda work: self._copied(receive, out, message, work))
+                return
             byte_tensor(out).copy_(source)
+        self._tensor_over(receive, out, message)
+
+    def _copied(self, receive: Receive, out: torch.Tensor, message: Incoming, work: Any) -> None:
+        if receive.message is not message or work.cancelled():
+            return  # cancelled meanwhile, and the message was given back whole
+        receive.message = None
+        error = work.exception()
+        if error is not None:
+            receive.fail(error)
+        else:
+            self._tensor_over(receive, out, message)
+
+    def _tensor_over(self, receive: Receive, out: torch.Tensor, message: Incoming) -> None:
+        message.content = None
+        message.body = None
         if not out.is_inference():
             # Autograd must see that the tensor was written to, as with any in-place operation.
             torch.autograd.graph.increment_version(out)
         self._answerer.accept(message)
-        receive.work._finish(out)
+        receive.finish(out)
 
     def _fail(self, receive: Receive, message: Incoming, error: Exception) -> None:
         message.content = None
         message.body = None
         failure = self.undecodable(error, receive)
-        if message.want_reply:
-            self._answerer.refuse_reply(message, {"why": "undecodable", "message": failure.message, "type": type(error).__name__})
-        receive.work._fail(failure)
+        self._answerer.refuse_reply(message, undecodable_fact(failure))
+        receive.fail(failure)
 
     def undecodable(self, error: Exception, receive: Receive) -> AiorlinfError:
         """The error of a receive whose object cannot be rebuilt."""
@@ -119,9 +141,15 @@ class Delivery:
         return about(failure, receive)
 
 
+def undecodable_fact(failure: AiorlinfError) -> dict[str, Any]:
+    """What the sender is told of it."""
+    cause = failure.__cause__ or failure
+    return {"why": "undecodable", "message": failure.message, "type": type(cause).__name__}
+
+
 def about(error: AiorlinfError, receive: Receive) -> AiorlinfError:
     """Say in the error which receive it concerns."""
-    error.fill(operation=receive.work.operation, tag=receive.key & 0xFFFFFFFF)
+    error.fill(operation=receive.operation, tag=receive.key & 0xFFFFFFFF)
     if receive.receiver is not None:
         error.fill(local=receive.receiver.local, remote=receive.receiver.remote)
     return error

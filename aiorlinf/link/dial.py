@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from aiorlinf.errors import LinkError, RendezvousError
 from aiorlinf.link.connection import Connection
 from aiorlinf.wire.handshake import ClientHandshake, Done, Fail, Hello, Instruction, Refusal, ServerHandshake, Write
 
-__all__ = ["Refused", "ServerSide", "dial"]
+__all__ = ["Refused", "ServerSide", "dial", "dial_unix"]
 
 _KEEPALIVE_IDLE_SECONDS = 20
 _KEEPALIVE_INTERVAL_SECONDS = 5
@@ -42,6 +43,18 @@ def tune(connection: Connection) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
+async def dial_unix(loop: asyncio.AbstractEventLoop, name: str, handshake: ClientHandshake, timeout: float) -> tuple[Connection, Hello]:
+    """As `dial`, to a socket in the abstract namespace of this host."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.connect(f"\0{name}")  # to a local listener with room this does not block; without room it raises
+    except BaseException:
+        sock.close()
+        raise
+    return await _prove(loop, lambda factory: loop.create_unix_connection(factory, sock=sock), handshake, timeout)
+
+
 async def dial(
     loop: asyncio.AbstractEventLoop, host: str, port: int, handshake: ClientHandshake, timeout: float
 ) -> tuple[Connection, Hello]:
@@ -55,6 +68,15 @@ async def dial(
 
     Cancelling closes what was opened.
     """
+    return await _prove(loop, lambda factory: loop.create_connection(factory, host, port), handshake, timeout)
+
+
+async def _prove(
+    loop: asyncio.AbstractEventLoop,
+    connect: Callable[[Callable[[], Connection]], Coroutine[Any, Any, Any]],
+    handshake: ClientHandshake,
+    timeout: float,
+) -> tuple[Connection, Hello]:
     done: asyncio.Future[Hello] = loop.create_future()
 
     def raw(data: bytes) -> None:
@@ -83,7 +105,7 @@ async def dial(
     connection = Connection(loop, raw, lost)
     try:
         async with asyncio.timeout(timeout):
-            await loop.create_connection(lambda: connection, host, port)
+            await connect(lambda: connection)
             tune(connection)
             run(handshake.start())
             hello = await done
@@ -103,6 +125,9 @@ class ServerSide:
         timeout: seconds for the peer to prove itself.
         proved: called with the connection and the peer's hello, once.
         failed: called with the reason otherwise, and with the code of our own refusal if it was one; once.
+
+    Attributes:
+        gone: the other side went away before it had proved itself.
     """
 
     def __init__(
@@ -119,12 +144,13 @@ class ServerSide:
         self._proved = proved
         self._failed = failed
         self._over = False
+        self.gone = False
         self._timer = loop.call_later(timeout, self._too_late, timeout)
 
     def _machine(self) -> ServerHandshake:
         if self.handshake is None:
             peer = self.connection.extra_info("peername")
-            self.handshake = self._make(f"{peer[0]}:{peer[1]}" if peer else None)
+            self.handshake = self._make(f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else None)
             tune(self.connection)
         return self.handshake
 
@@ -144,6 +170,7 @@ class ServerSide:
                 self._end(instruction.error, None if instruction.refusal is None else instruction.refusal.code)
 
     def _lost(self, error: BaseException | None) -> None:
+        self.gone = True
         if error is None:
             self._run(self._machine().eof())
         else:

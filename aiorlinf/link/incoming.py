@@ -22,7 +22,7 @@ class Receive:
     """A posted receive.
 
     Attributes:
-        work: what the caller holds.
+        work: what the caller holds; None again once it is over, so that the two do not keep each other (and the value) alive.
         key: stream it asks for.
         tensor_out: the caller's buffer for `recv_tensor`, None for `recv`.
         cancelled: set instead of searching the queue, which skips such entries when it meets them.
@@ -34,9 +34,8 @@ class Receive:
 
     __slots__ = ("cancelled", "key", "message", "order", "receiver", "tensor_out", "with_sender", "work")
 
-    work: AsyncWork[Any]
-
     def __init__(self, key: int, tensor_out: torch.Tensor | None = None, *, with_sender: bool = False) -> None:
+        self.work: AsyncWork[Any] | None = None
         self.key = key
         self.tensor_out = tensor_out
         self.with_sender = with_sender
@@ -44,6 +43,23 @@ class Receive:
         self.message: Incoming | None = None
         self.order = 0
         self.receiver: Any = None
+
+    @property
+    def operation(self) -> str:
+        """The public call."""
+        return "inbox" if self.with_sender else "recv" if self.tensor_out is None else "recv_tensor"
+
+    def finish(self, value: Any) -> None:
+        """End the work with its value."""
+        work, self.work = self.work, None
+        if work is not None:
+            work._finish(value)
+
+    def fail(self, error: BaseException) -> None:
+        """End the work with an error."""
+        work, self.work = self.work, None
+        if work is not None:
+            work._fail(error)
 
     def give_back(self, value: Any) -> None:
         """The caller was cancelled between delivery and taking the value."""
@@ -71,7 +87,7 @@ class Content:
         attempt: how often the payload has begun.
         ended: the trailer of this attempt is here.
         asked: GO was sent.
-        relieved: bytes of our memory that the lock-out rule spends on it.
+        relief: by the lock-out rule it is accepted when complete; `relieved` bytes of our memory are spent on it.
         refused: nobody wants the payload any more.
     """
 
@@ -84,6 +100,7 @@ class Content:
         "lane_pending",
         "manifest",
         "refused",
+        "relief",
         "relieved",
         "sink",
         "spec",
@@ -103,13 +120,17 @@ class Content:
         self.attempt = 0
         self.ended = False
         self.asked = False
+        self.relief = False
         self.relieved = 0
         self.refused = False
 
+    def sizes(self) -> list[int]:
+        """Bytes of each leaf."""
+        return [self.total] if self.manifest is None else [spec.nbytes for spec in self.manifest.specs]
+
     def allocate(self) -> None:
         """Fresh memory for every leaf."""
-        sizes = [self.total] if self.manifest is None else [spec.nbytes for spec in self.manifest.specs]
-        self.tensors = [fresh_bytes(size) for size in sizes]
+        self.tensors = [fresh_bytes(size) for size in self.sizes()]
 
     def place_into(self, out: torch.Tensor) -> None:
         """The caller's own memory."""

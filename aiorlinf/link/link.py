@@ -19,8 +19,9 @@ from aiorlinf.link.connection import FrameWriter
 from aiorlinf.link.mailbox import Mailbox, Wildcard
 from aiorlinf.link.receiver import Receiver
 from aiorlinf.link.sender import Sender
+from aiorlinf.link.shared import SharedOut
 from aiorlinf.link.sink import DiscardSink, Sink
-from aiorlinf.wire.frames import FrameType, frame
+from aiorlinf.wire.frames import Flag, FrameType, frame
 
 if TYPE_CHECKING:
     from aiorlinf.work.home import LoopHome
@@ -48,7 +49,7 @@ class LinkStats:
         address: ``host:port`` of the peer, None before the link is up.
         messages_sent, messages_received: whole messages.
         bytes_sent, bytes_received: payload bytes.
-        lane_bytes_sent: those of them that went around the stream, through the backend.
+        around_bytes_sent: those of them that went around the stream, through the backend.
         pending_sends: messages not yet in the peer's hands.
         unread_messages: messages that arrived and that nobody received yet.
         mismatches: messages refused because the receiver expected something else.
@@ -64,7 +65,7 @@ class LinkStats:
     messages_received: int
     bytes_sent: int
     bytes_received: int
-    lane_bytes_sent: int
+    around_bytes_sent: int
     pending_sends: int
     unread_messages: int
     mismatches: int
@@ -109,6 +110,7 @@ class Link:
         self.backend = "stream"
         self.reason = "not connected yet"
         self.pairs: PairHandler | None = None
+        self.shared_out: SharedOut | None = None
         self.config = config
         self.mailbox = Mailbox(self, wildcards, orders)
         self.sender = Sender(home, config.chunk_bytes, local, remote)
@@ -137,6 +139,16 @@ class Link:
         self.config = config
         self.sender.pump.chunk_bytes = config.chunk_bytes
         self.receiver.configure(config)
+
+    def release_shared(self, body: bytes) -> None:
+        """Tell the peer which of its shared memory nobody here looks at any more."""
+        if self._conn is not None:
+            self._conn.send(frame(FrameType.RELEASE, 0, body))
+
+    def forget_segment(self, number: int) -> None:
+        """The arena dropped a segment; the peer need not keep it mapped."""
+        if self.shared_out is not None and self.shared_out.forget(number) and self._conn is not None:
+            self._conn.send(frame(FrameType.DROP, number))
 
     def stop_receiving(self) -> None:
         """The worker is closing: its receives end, its sends still may finish."""
@@ -190,12 +202,22 @@ class Link:
             self.sender.on_go(key)
         elif kind == FrameType.ACCEPTED:
             self.sender.on_accepted(key)
+            if flags & Flag.RELIEVED:
+                # The peer saw tensors waiting both ways; so did the message that it waits for itself.
+                self.receiver.relieve()
         elif kind == FrameType.REFUSED:
             self.sender.on_refused(key, body)
         elif kind == FrameType.FLOW:
             self.sender.on_flow(key)
         elif kind == FrameType.AGAIN:
             self.sender.on_again(key)
+        elif kind == FrameType.RELEASE:
+            if self.shared_out is None:
+                raise WireError("shared memory is released that this side has not got")
+            self.shared_out.on_release(body)
+        elif kind == FrameType.DROP:
+            if self.receiver.shared is not None:
+                self.receiver.shared.drop(key)
         elif kind == FrameType.PAIR:
             if self.pairs is None:
                 raise WireError("a pair is offered, but this side has no backend for pairs")
@@ -263,7 +285,7 @@ class Link:
             messages_received=receiver.messages,
             bytes_sent=sender.payload_bytes,
             bytes_received=receiver.payload_bytes,
-            lane_bytes_sent=sender.lane_bytes,
+            around_bytes_sent=sender.around_bytes,
             pending_sends=len(sender.unfinished()),
             unread_messages=len(self.mailbox),
             mismatches=receiver.mismatches,

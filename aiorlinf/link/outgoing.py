@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from aiorlinf.wire.frames import Flag
+
 if TYPE_CHECKING:
     from aiorlinf.wire.flat import Flat
     from aiorlinf.wire.leaves import Leaf
@@ -29,7 +33,7 @@ class Outgoing:
     """One message on its way out.
 
     Attributes:
-        work: what the caller holds.
+        work: what the caller holds; None again once it is over, so that the two do not keep each other alive.
         key: stream.
         flags: TENSOR, WANT_REPLY, INLINE.
         body: the whole small message, or None.
@@ -40,8 +44,11 @@ class Outgoing:
         charged: bytes taken from the window.
         position: payload bytes handed to the stream.
         stream_bytes: payload bytes that travel over the stream (the rest goes through a lane).
-        lane_pending: the lane has not finished its part.
+        busy: a way around the stream still uses the memory (`link.ways`).
         lane_generation: of the pair that carries it, 0 for none.
+        in_shared: it was handed over in shared memory.
+        owned: leaves that are in shared memory already, by index: their regions.
+        moved: tensors that were given away by this send, with a second handle on their memory.
         versions: version counters of the tensors when the payload started.
         attempt: how often the payload was started; chunks of an earlier attempt are dropped.
         withdrawn: cancelled, but a transfer that cannot be recalled still uses the memory.
@@ -52,15 +59,18 @@ class Outgoing:
     __slots__ = (
         "attempt",
         "body",
+        "busy",
         "charged",
         "flags",
         "flat",
         "head",
+        "in_shared",
         "key",
         "lane_generation",
-        "lane_pending",
         "manifest",
         "message_id",
+        "moved",
+        "owned",
         "position",
         "reply",
         "sender",
@@ -84,7 +94,7 @@ class Outgoing:
         manifest: bytes = b"",
         total: int,
     ) -> None:
-        self.work = work
+        self.work: AsyncWork[None] | None = work
         self.key = key
         self.flags = flags
         self.body = body
@@ -97,16 +107,35 @@ class Outgoing:
         self.charged = 0
         self.position = 0
         self.stream_bytes = total
-        self.lane_pending = False
+        self.busy = False
         self.lane_generation = 0
         self.versions: object = None
         self.attempt = 0
         self.withdrawn = False
         self.reply = False
+        self.in_shared = False
+        self.owned: dict[int, Any] = {}
+        self.moved: list[tuple[Any, Any]] = []
         self.sender: Any = None
+
+    @property
+    def operation(self) -> str:
+        """The public call."""
+        return "send_tensor" if self.flags & Flag.TENSOR else "send"
 
     def __str__(self) -> str:
         return f"tag {self.key & 0xFFFFFFFF}, {self.total} bytes, {STATE_NAMES[self.state]}"
+
+    def unchanged(self) -> bool:
+        """Nobody has written to the tensors since the payload began, as far as their version counters tell."""
+        return self.flat is None or self.flat.versions() == self.versions
+
+    def restore(self) -> None:
+        """The message did not get through: give tensors that were given away back to their handles."""
+        moved, self.moved = self.moved, []
+        for tensor, memory in moved:
+            with torch.no_grad():
+                tensor.set_(memory)
 
     def stream_pieces(self, threshold: int | None) -> list[memoryview]:
         """The parts of the payload that travel over the stream, when leaves from `threshold` on do not."""

@@ -17,10 +17,11 @@ import orjson
 import torch
 
 from aiorlinf.errors import AiorlinfError, Mismatch, RemoteError, UsageError, WireError
-from aiorlinf.link.delivery import Delivery, about
+from aiorlinf.link.delivery import Delivery, about, undecodable_fact
 from aiorlinf.link.incoming import Content, Incoming, Receive
 from aiorlinf.link.mailbox import Mailbox
 from aiorlinf.link.memory import byte_tensor, byte_view, fresh_bytes
+from aiorlinf.link.shared import SharedIn
 from aiorlinf.link.sink import DiscardSink, Sink
 from aiorlinf.link.window import FRAME_COST, ReceiveWindow
 from aiorlinf.wire.frames import MESSAGE_ID, OPEN_PREFIX, Flag, FrameType, Start, Via, frame
@@ -54,7 +55,7 @@ class Receiver:
     """See the module. Everything here runs on the home thread.
 
     Attributes:
-        lane: the way around the stream, if this side has one.
+        lane, shared: the ways around the stream that this side has.
         messages, payload_bytes: received so far.
         mismatches: messages refused because the receive expected something else.
         opened: by message id, messages whose trailer has not come.
@@ -67,6 +68,7 @@ class Receiver:
         self.local = local
         self.remote = remote
         self.lane: ReceiveLane | None = None
+        self.shared: SharedIn | None = None
         self.messages = 0
         self.payload_bytes = 0
         self.mismatches = 0
@@ -92,10 +94,10 @@ class Receiver:
         """The link is connected."""
         self._conn = conn
 
-    def reply(self, kind: int, key: int, body: bytes = b"") -> None:
+    def reply(self, kind: int, key: int, body: bytes = b"", flags: int = 0) -> None:
         """Send a small frame, unless the link has ended."""
         if self._conn is not None:
-            self._conn.send(frame(kind, key, body))
+            self._conn.send(frame(kind, key, body, flags))
 
     # ---- the window
 
@@ -155,9 +157,11 @@ class Receiver:
             try:
                 value = decode_inline(body, allow_pickle=self.allow_pickle)
             except Exception as error:  # whatever an unpickled class raises concerns this message only
-                receive.work._fail(self.delivery.undecodable(error, receive))
+                failure = self.delivery.undecodable(error, receive)
+                self._regret(key, 0, undecodable_fact(failure))
+                receive.fail(failure)
                 return
-            receive.work._finish(value)
+            receive.finish(value)
             return
         message = Incoming(key, order, message_id, is_tensor=bool(flags & Flag.TENSOR), want_reply=bool(flags & Flag.WANT_REPLY))
         message.charged = cost
@@ -195,7 +199,7 @@ class Receiver:
             message.want_reply = True
             self._refuse(message, {"why": "too large", "message": text})
             if receive is not None:
-                receive.work._fail(about(UsageError(text), receive))
+                receive.fail(about(UsageError(text), receive))
         elif receive is not None:
             self.match(receive, message)
         else:
@@ -226,15 +230,21 @@ class Receiver:
 
     def relieve_lockout(self) -> None:
         """Apply the lock-out rule; also called when a `send_tensor` of ours starts to wait."""
-        if not self._unmatched_tensors or not self.tensor_sends_waiting():
-            return
+        if self._unmatched_tensors and self.tensor_sends_waiting():
+            self.relieve()
+
+    def relieve(self) -> None:
+        """Accept the tensors that wait unmatched, as far as our memory goes: now, or when their payload is complete."""
         for message in sorted(self._unmatched_tensors, key=lambda message: message.order):
             content = message.content
             assert content is not None
             if message.complete:
                 self._unmatched_tensors.discard(message)
-                self.accept(message)
+                self.accept(message, Flag.RELIEVED)
+            elif content.attempt:
+                content.relief = True  # its payload is on the way within the window, or in memory of the peer
             elif not content.asked and self._relieved + content.total <= self.window.size:
+                content.relief = True
                 content.relieved = content.total
                 self._relieved += content.total
                 self._ask(message, content)
@@ -244,11 +254,11 @@ class Receiver:
             content.asked = True
             self.reply(FrameType.GO, message.message_id)
 
-    def accept(self, message: Incoming) -> None:
+    def accept(self, message: Incoming, flags: int = 0) -> None:
         """The message is in our hands: the sender's work is done."""
         if message.want_reply:
             message.want_reply = False
-            self.reply(FrameType.ACCEPTED, message.message_id)
+            self.reply(FrameType.ACCEPTED, message.message_id, flags=flags)
 
     def _refuse(self, message: Incoming, fact: dict[str, Any]) -> None:
         """Tell the sender, and throw away what is still to come."""
@@ -263,13 +273,18 @@ class Receiver:
         self.refuse_reply(message, fact)
 
     def refuse_reply(self, message: Incoming, fact: dict[str, Any]) -> None:
-        """Make the sender's work fail; if it is done already, say so here."""
-        if message.message_id:
-            self.reply(FrameType.REFUSED, message.message_id, orjson.dumps(fact))
+        """Make the sender's work fail; if it is done already, both sides say so in their logs."""
         if message.want_reply:
             message.want_reply = False
+            self.reply(FrameType.REFUSED, message.message_id, orjson.dumps(fact))
         else:
             log.warning("%s: a message of %s was refused after its send was done: %s", self.local, self.remote, fact)
+            self._regret(message.key, message.message_id, fact)
+
+    def _regret(self, key: int, message_id: int, fact: dict[str, Any]) -> None:
+        """As a refusal, for a message whose send may be done. The next one of its stream waits for an answer again."""
+        self._flowing.discard(key)
+        self.reply(FrameType.REFUSED, message_id, orjson.dumps({**fact, "key": key}))
 
     def _flow(self, key: int) -> None:
         if len(self._flowing) < _FLOWING_LIMIT:
@@ -296,7 +311,7 @@ class Receiver:
             self.mismatches += 1
             sent, expected = wrong
             self._refuse(message, {"why": "mismatch", "sent": sent, "expected": expected})
-            receive.work._fail(about(Mismatch(sent, expected), receive))
+            receive.fail(about(Mismatch(sent, expected), receive))
             return
         if not message.is_tensor and message.key not in self._flowing:
             self._flow(message.key)
@@ -340,7 +355,10 @@ class Receiver:
         content.attempt += 1
         content.ended = False
         content.lane_pending = False
-        around = start.via != Via.STREAM
+        if start.via == Via.SHM:
+            self._start_shared(message, content, start)
+            return
+        around = start.via == Via.GLOO
         if content.refused:
             if around:  # a started transfer must be taken off its lane, in order
                 content.allocate()
@@ -354,6 +372,32 @@ class Receiver:
         content.sink = Sink([byte_view(tensor) for tensor in content.split(start.threshold if around else None)[1]])
         if around:
             self._start_lane(message, content, start)
+
+    def _start_shared(self, message: Incoming, content: Content, start: Start) -> None:
+        """The payload is there already, in memory of the peer."""
+        shared = self.shared
+        place = memoryview(start.place)
+        if shared is None:
+            raise WireError("a payload in shared memory, but this side has none")
+        if content.refused:
+            shared.refuse(place, len(content.sizes()))
+            return
+        attempt = content.attempt
+        content.lane_pending = True
+
+        def placed(tensors: list[torch.Tensor] | None) -> None:
+            if content.attempt != attempt or self.opened.get(message.message_id) is not message:
+                return
+            if tensors is None:
+                self.reply(FrameType.AGAIN, message.message_id)
+                return
+            content.tensors = tensors
+            content.direct = False
+            content.sink = Sink([])
+            content.lane_pending = False
+            self._check_complete(message, content)
+
+        shared.place(content.sizes(), place, placed)
 
     def _start_lane(self, message: Incoming, content: Content, start: Start) -> None:
         attempt = content.attempt
@@ -420,7 +464,11 @@ class Receiver:
             if content.borrowed:
                 content.borrowed = False
                 content.tensors = [content.tensors[0].clone()]
-            self.relieve_lockout()
+            if content.relief:
+                self._unmatched_tensors.discard(message)
+                self.accept(message, Flag.RELIEVED)
+            else:
+                self.relieve_lockout()
         else:
             self.accept(message)
 
@@ -503,6 +551,8 @@ class Receiver:
     def fail_all(self, make_error: Callable[[], AiorlinfError]) -> None:
         """The link has ended: messages that are complete can still be received, everything else has failed."""
         self._conn = None
+        if self.shared is not None:
+            self.shared.close()
         opened, self.opened = self.opened, {}
         self._unmatched_tensors.clear()
         for message in opened.values():
@@ -514,13 +564,13 @@ class Receiver:
                 error = make_error()
                 if content is not None:
                     error.fill(bytes_done=content.sink.done if content.sink is not None else 0, bytes_expected=content.total)
-                receive.work._fail(about(error, receive))
+                receive.fail(about(error, receive))
         self.fail_posted(make_error)
 
     def fail_posted(self, make_error: Callable[[], AiorlinfError]) -> None:
         """End the receives that no message was matched to."""
         for receive in self.mailbox.drain_posted():
-            receive.work._fail(about(make_error(), receive))
+            receive.fail(about(make_error(), receive))
 
 
 def _mismatch(receive: Receive, message: Incoming) -> tuple[str, str] | None:

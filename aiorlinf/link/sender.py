@@ -16,29 +16,30 @@ stream, until the peer says (FLOW) that general receives take them, so that a `s
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from aiorlinf.errors import AiorlinfError, Mismatch, PeerError, RemoteError, UsageError
-from aiorlinf.link.memory import byte_tensor
-from aiorlinf.link.outgoing import Outgoing, State, goes_around
+from aiorlinf.errors import AiorlinfError, Mismatch, PeerError, RemoteError, UsageError, WireError
+from aiorlinf.link.outgoing import Outgoing, State
 from aiorlinf.link.pump import Pump
+from aiorlinf.link.ways import Way
 from aiorlinf.link.window import FRAME_COST
 from aiorlinf.wire.frames import HEADER, MESSAGE_ID, OPEN_PREFIX, Flag, FrameType, Start, Via, frame
 
 if TYPE_CHECKING:
     import asyncio
 
-    import torch
-
     from aiorlinf.link.connection import FrameWriter
     from aiorlinf.work.base import AsyncWork
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["PayloadLane", "Sender"]
+__all__ = ["Sender"]
+
+log = logging.getLogger("aiorlinf.link")
 
 _FLOWING_LIMIT = 4096
 _PENDING_LIMIT = 16384
@@ -46,32 +47,13 @@ _PENDING_LIMIT = 16384
 _OVER_STREAM = Start(Via.STREAM, 0, 0)
 
 
-class PayloadLane(Protocol):
-    """A way around the stream for large leaves, one direction of one link (`rendezvous.pairs`)."""
-
-    via: Via
-    threshold: int
-
-    def ready(self) -> int | None:
-        """The generation that can be used now, None when it has to be prepared first."""
-
-    def prepare(self, then: Callable[[AiorlinfError | None], None]) -> None:
-        """Make it usable, then call back on the home thread; with an error it cannot be."""
-
-    def send(self, generation: int, leaves: list[torch.Tensor], then: Callable[[BaseException | None], None]) -> None:
-        """Send these one-dimensional uint8 tensors in order, then call back once on the home thread."""
-
-    def drop_out(self, generation: int, reason: str) -> None:
-        """Forget this generation."""
-
-
 class Sender:
     """See the module. Everything here runs on the home thread.
 
     Attributes:
         window: bytes the peer accepts before a receive is posted.
-        lane: a way around the stream, if the payloads to this peer have one; `lane_required` if they must take it.
-        messages, payload_bytes: sent so far; `lane_bytes` of them around the stream.
+        ways: around the stream, in order of preference.
+        messages, payload_bytes: sent so far; `around_bytes` of them around the stream.
         pending: by message id, everything the peer may still answer or that is not fully written.
     """
 
@@ -80,11 +62,10 @@ class Sender:
         self.local = local
         self.remote = remote
         self.window = 0
-        self.lane: PayloadLane | None = None
-        self.lane_required = False
+        self.ways: list[Way] = []
         self.messages = 0
         self.payload_bytes = 0
-        self.lane_bytes = 0
+        self.around_bytes = 0
         self.pending: dict[int, Outgoing] = {}
         self.pump = Pump(home.loop, chunk_bytes, self._over)
         self._conn: FrameWriter | None = None
@@ -94,7 +75,6 @@ class Sender:
         self._flowing: set[int] = set()
         self._backlog: deque[Outgoing] = deque()  # not admitted yet: the link is not up, or too much is pending
         self._waiting: deque[Outgoing] = deque()  # general messages that wait for the window
-        self._lane_queue: deque[Outgoing] = deque()  # started, but the lane is being prepared
         self._working_off = False
         self._idle: asyncio.Future[None] | None = None
         self._tensors = 0  # send_tensor messages among `pending`
@@ -138,7 +118,8 @@ class Sender:
 
     def send(self, out: Outgoing) -> None:
         """Take a message; its work finishes by the rules of the module."""
-        out.work._detail = out
+        if out.work is not None:
+            out.work._detail = out
         out.sender = self
         self._backlog.append(out)
         self._work_off()
@@ -149,11 +130,12 @@ class Sender:
     def _admit(self, conn: FrameWriter, out: Outgoing) -> None:
         self.messages += 1
         self.payload_bytes += out.total
-        out.reply = bool(out.flags & Flag.TENSOR) or out.key not in self._flowing or self._goes_around(out)
+        around = next((way for way in self.ways if way.takes(out)), None)
+        out.reply = bool(out.flags & Flag.TENSOR) or out.key not in self._flowing or around is not None
         if out.reply:
             out.flags |= Flag.WANT_REPLY
         if out.body is None:
-            self._open(conn, out)
+            self._open(conn, out, around is not None and around.eager)
         elif len(out.body) + FRAME_COST <= self._credit():
             self._send_whole(conn, out, out.body)
         else:
@@ -161,11 +143,7 @@ class Sender:
                 out.manifest = out.body[: out.head]
             else:
                 out.flags |= Flag.INLINE
-            self._open(conn, out)
-
-    def _goes_around(self, out: Outgoing) -> bool:
-        lane = self.lane
-        return lane is not None and out.flat is not None and any(goes_around(leaf, lane.threshold) for leaf in out.flat.leaves)
+            self._open(conn, out, False)
 
     def _send_whole(self, conn: FrameWriter, out: Outgoing, body: bytes) -> None:
         out.charged = len(body) + FRAME_COST
@@ -178,11 +156,11 @@ class Sender:
             conn.send(frame(FrameType.DATA, out.key, body, out.flags))
             self._done(out)
 
-    def _open(self, conn: FrameWriter, out: Outgoing) -> None:
+    def _open(self, conn: FrameWriter, out: Outgoing, eager: bool) -> None:
         self._register(out)
         out.state = State.OPENED
         conn.send(frame(FrameType.OPEN, out.key, OPEN_PREFIX.pack(out.message_id, out.total) + out.manifest, out.flags))
-        if out.flags & Flag.TENSOR:
+        if out.flags & Flag.TENSOR and not eager:
             return  # it goes straight into the receiver's own memory, so it waits for its receive (GO)
         self._waiting.append(out)
         self._open_window()
@@ -227,31 +205,35 @@ class Sender:
         out.state = State.STARTED
         if out.flat is not None:
             out.versions = out.flat.versions()
-        if self._goes_around(out):
-            self._lane_queue.append(out)
-            self._run_lane()
-        else:
-            self._begin_stream(out, None, _OVER_STREAM)
+        for way in self.ways:
+            if way.takes(out):
+                way.begin(out)
+                return
+        self.begin_stream(out)
 
-    def _begin_stream(self, out: Outgoing, threshold: int | None, start: Start) -> None:
-        conn = self._conn
-        assert conn is not None
-        conn.send(frame(FrameType.START, out.message_id, start.encode(), Flag.CHARGED if out.charged else 0))
+    def announce(self, out: Outgoing, start: Start) -> None:
+        """Tell how the payload travels."""
+        if self._conn is not None:
+            self._conn.send(frame(FrameType.START, out.message_id, start.encode(), Flag.CHARGED if out.charged else 0))
+
+    def begin_stream(self, out: Outgoing, threshold: int | None = None, start: Start = _OVER_STREAM) -> None:
+        """The payload over the stream, but for leaves that go around it from `threshold` bytes on."""
+        self.announce(out, start)
         self.pump.begin(out, out.stream_pieces(threshold))
 
     def _over(self, out: Outgoing) -> None:
         """The stream has carried its part."""
-        if not out.lane_pending:
-            self._trailer(out)
+        if not out.busy:
+            self.trailer(out)
 
-    def _trailer(self, out: Outgoing) -> None:
+    def trailer(self, out: Outgoing) -> None:
+        """The whole payload has left our memory."""
         if out.withdrawn:
-            self._end_withdrawn(out)
+            self.end_withdrawn(out)
             return
-        if out.flat is not None and out.flat.versions() != out.versions:
+        if not out.unchanged():
             text = "a tensor was written to while it was being sent"
-            self._end(out, text.encode(), Flag.VOID)
-            self._fail(out, UsageError(text, hint="do not change a tensor until its send is done, or send a clone()"))
+            self.void(out, UsageError(text, hint="do not change a tensor until its send is done, or send a clone()"))
             return
         self._end(out, b"", 0)
         if out.reply:
@@ -263,86 +245,27 @@ class Sender:
         if self._conn is not None:
             self._conn.send(frame(FrameType.END, out.message_id, text, flags))
 
-    def _end_withdrawn(self, out: Outgoing) -> None:
+    def end_withdrawn(self, out: Outgoing) -> None:
+        """The caller has cancelled, and nothing uses the memory any more."""
         self._end(out, b"", Flag.WITHDRAWN)
+        out.restore()
         self._forget(out)
 
-    # ---- around the stream
-
-    def _run_lane(self) -> None:
-        """Start what waits for the lane, in order; both sides post their transfers in the order of the START frames."""
-        lane = self.lane
-        if lane is None or not self._lane_queue:
-            return
-        generation = lane.ready()
-        if generation is None:
-            lane.prepare(self._lane_prepared)
-            return
-        while self._lane_queue:
-            out = self._lane_queue.popleft()
-            if out.withdrawn:
-                self._end_withdrawn(out)
-            elif out.state == State.STARTED:
-                self._begin_lane(lane, generation, out)
-
-    def _lane_prepared(self, error: AiorlinfError | None) -> None:
-        if error is None:
-            self._run_lane()
-            return
-        queue, self._lane_queue = self._lane_queue, deque()
-        if not self.lane_required:
-            self.lane = None
-        for out in queue:
-            if out.withdrawn:
-                self._end_withdrawn(out)
-            elif out.state != State.STARTED:
-                continue
-            elif self.lane_required:
-                self._end(out, str(error).encode(), Flag.VOID)
-                self._fail(out, error)
-            else:
-                self._begin_stream(out, None, _OVER_STREAM)
-
-    def _begin_lane(self, lane: PayloadLane, generation: int, out: Outgoing) -> None:
-        assert out.flat is not None
-        leaves = [byte_tensor(leaf.memory) for leaf in out.flat.leaves if leaf.memory is not None and goes_around(leaf, lane.threshold)]
-        out.lane_pending = True
-        out.lane_generation = generation
-        self.lane_bytes += sum(leaf.numel() for leaf in leaves)
-        self._begin_stream(out, lane.threshold, Start(lane.via, generation, lane.threshold))
-        lane.send(generation, leaves, lambda error: self._lane_over(out, generation, error))
-
-    def _lane_over(self, out: Outgoing, generation: int, error: BaseException | None) -> None:
-        """The lane is done with its part of the message, well or not."""
-        if out.lane_generation != generation:
-            return  # the peer has lost it meanwhile, and the message goes over the stream
-        out.lane_pending = False
-        if out.state == State.DONE:
-            out.flat = None
-        elif out.state != State.STARTED:
-            return
-        elif error is not None and not out.withdrawn:
-            self._lose_lane(out)  # the pair is gone, the stream is not; nothing was committed
-        elif out.withdrawn or out.position >= out.stream_bytes:
-            self._trailer(out)
-
-    def _lose_lane(self, out: Outgoing) -> None:
-        out.lane_generation = 0
-        out.lane_pending = False
-        out.state = State.STARTED
-        self._begin_stream(out, None, _OVER_STREAM)
+    def void(self, out: Outgoing, error: AiorlinfError) -> None:
+        """The payload cannot be completed: an error on both sides."""
+        self._end(out, error.message.encode()[:4096], Flag.VOID)
+        self._fail(out, error)
 
     def on_again(self, message_id: int) -> None:
-        """The lane lost the payload on the peer's side: over the stream this time."""
+        """The payload was lost on its way around the stream: over the stream this time."""
         out = self.pending.get(message_id)
-        if out is None or not out.lane_generation:
+        if out is None or not any(way.again(out) for way in self.ways):
             return
-        if self.lane is not None:
-            self.lane.drop_out(out.lane_generation, f"{self.remote} could not receive through it")
         if out.withdrawn:
-            self._end_withdrawn(out)
+            self.end_withdrawn(out)
         else:
-            self._lose_lane(out)
+            out.state = State.STARTED
+            self.begin_stream(out)
 
     # ---- replies
 
@@ -361,6 +284,7 @@ class Sender:
         """The peer will not take the message; `body` says why."""
         out = self.pending.get(message_id)
         if out is None:
+            self._on_regret(bytes(body))
             return
         self._flowing.discard(out.key)
         self._stop_waiting(out)
@@ -368,27 +292,50 @@ class Sender:
             self._end(out, b"", Flag.WITHDRAWN)
         self._fail(out, _refusal(bytes(body), self.remote))
 
+    def _on_regret(self, body: bytes) -> None:
+        """A message whose send was done was of no use to the peer; or one that was cancelled, about which there is nothing to say."""
+        try:
+            key = orjson.loads(body).get("key")
+        except (orjson.JSONDecodeError, AttributeError):
+            raise WireError(f"{self.remote} refuses a message without a readable reason") from None
+        if type(key) is not int:
+            return
+        self._flowing.discard(key)
+        error = _refusal(body, self.remote)
+        error.fill(operation="send", tag=key & 0xFFFFFFFF, local=self.local, remote=self.remote)
+        log.warning("a message was lost after its send was done: %s", error)
+
     # ---- ends
 
     def _done(self, out: Outgoing) -> None:
+        work = out.work
         self._forget(out)
-        out.work._finish(None)
+        if work is not None:
+            work._finish(None)
 
     def _fail(self, out: Outgoing, error: AiorlinfError) -> None:
+        work = out.work
+        out.restore()
         self._forget(out)
-        error.fill(operation=out.work.operation, tag=out.key & 0xFFFFFFFF, local=self.local, remote=self.remote)
-        out.work._fail(error)
+        error.fill(operation=out.operation, tag=out.key & 0xFFFFFFFF, local=self.local, remote=self.remote)
+        if work is not None:
+            work._fail(error)
 
     def _forget(self, out: Outgoing) -> None:
         out.state = State.DONE
+        out.work = None
         if self.pending.pop(out.message_id, None) is not None and out.flags & Flag.TENSOR:
             self._tensors -= 1
-        if not out.lane_pending:
-            out.flat = None  # the caller's tensors are free again
+        self.release(out)
         if self._backlog:
             self._work_off()
         elif self._idle is not None and not self.pending and not self._idle.done():
             self._idle.set_result(None)
+
+    def release(self, out: Outgoing) -> None:
+        """Let go of the caller's tensors, unless a way still uses them."""
+        if not out.busy:
+            out.flat = None
 
     def idle(self) -> asyncio.Future[None]:
         """Done once everything sent so far is in the peer's hands, or has failed."""
@@ -403,13 +350,15 @@ class Sender:
         if out.state == State.DONE:
             return
         if out.state == State.QUEUED:
+            out.restore()
             out.state = State.DONE
+            out.work = None
             return
         self._stop_waiting(out)
-        if out.lane_pending or out in self._lane_queue:
+        if out.busy:
             out.withdrawn = True  # a started transfer cannot be recalled; it is thrown away at its end
         else:
-            self._end_withdrawn(out)
+            self.end_withdrawn(out)
 
     def fail_all(self, make_error: Callable[[], AiorlinfError]) -> None:
         """The link has ended: nothing that is unfinished will finish."""
@@ -418,7 +367,8 @@ class Sender:
         ended = self.unfinished()
         self._backlog.clear()
         self._waiting.clear()
-        self._lane_queue.clear()
+        for way in self.ways:
+            way.close()
         for out in ended:
             error = make_error()
             error.fill(bytes_done=out.position, bytes_expected=out.total)

@@ -7,18 +7,18 @@ import functools
 import itertools
 import logging
 import random
+import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aiorlinf.address import Identity, Incarnation, WorkerAddress
-from aiorlinf.backends.gloo import GlooPair, gloo_available
-from aiorlinf.backends.select import select_backend
 from aiorlinf.config import JobConfig
 from aiorlinf.errors import (
     AiorlinfError,
+    BackendUnavailable,
     ClosedError,
+    InternalError,
     LinkError,
     PeerLeft,
     PeerLost,
@@ -26,21 +26,23 @@ from aiorlinf.errors import (
     UsageError,
 )
 from aiorlinf.link.arbitrate import Answer, arbitrate
-from aiorlinf.link.dial import Refused, ServerSide, dial
+from aiorlinf.link.dial import Refused, ServerSide, dial, dial_unix
+from aiorlinf.link.equip import equip
+from aiorlinf.link.host_memory import HostMemory
 from aiorlinf.link.link import Link, LinkState
 from aiorlinf.link.loopback import Loopback
 from aiorlinf.link.mailbox import Wildcard
+from aiorlinf.link.me import Self
 from aiorlinf.manager.client import ManagerClient
 from aiorlinf.manager.protocol import WorkerRecord
 from aiorlinf.rendezvous.hosts import local_failure
-from aiorlinf.rendezvous.pairs import Pairs
 from aiorlinf.wire.handshake import ClientHandshake, Hello, Refusal, ServerHandshake
 
 if TYPE_CHECKING:
     from aiorlinf.link.connection import Connection
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["LinkTable", "Self"]
+__all__ = ["LinkTable"]
 
 log = logging.getLogger("aiorlinf.link")
 
@@ -49,36 +51,6 @@ _RETRY_FIRST_SECONDS = 0.02
 _RETRY_MAX_SECONDS = 1.0
 _YIELD_SECONDS = 0.5
 _ORDINARY_REFUSALS = ("yield", "closing")
-
-
-@dataclass(frozen=True, slots=True)
-class Self:
-    """Who we are, once registered."""
-
-    identity: Identity
-    job: str
-    token: bytes
-    host_id: str
-    config: JobConfig
-    backend: str
-    expected: frozenset[str] | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
-
-    def hello(self, target: WorkerAddress | None) -> Hello:
-        collective = self.config.cluster.collective
-        return Hello(
-            role="link",
-            job=self.job,
-            address=self.identity.address,
-            incarnation=self.identity.incarnation,
-            target=target,
-            host_id=self.host_id,
-            capabilities={
-                "window_bytes": collective.window_bytes,
-                "inline_max_bytes": collective.inline_max_bytes,
-                "backend": self.backend,
-            },
-        )
 
 
 class LinkTable:
@@ -101,10 +73,12 @@ class LinkTable:
         self._links: dict[WorkerAddress, Link] = {}
         self._ended: dict[WorkerAddress, Link] = {}
         self._newest: dict[WorkerAddress, int] = {}
+        self._links_had: dict[Identity, int] = {}
         self._dialling: set[WorkerAddress] = set()
         self._connects: dict[WorkerAddress, asyncio.Task[None]] = {}
         self._unproven: dict[ServerSide, None] = {}
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
+        self.memory: HostMemory | None = None
         self._closed = False
         self._closing: dict[Link, asyncio.Future[None]] = {}
 
@@ -166,7 +140,7 @@ class LinkTable:
             link.end(functools.partial(_again, error))
             return
         if link.state is LinkState.CONNECTING:
-            link.backend, link.reason, _ = select_backend("auto", fallback=True, same_host=True, same_worker=True, gloo_problem=None)
+            link.backend, link.reason = "stream", "a worker's messages to itself stay in its memory"
             link.up(Loopback(self.home.loop, link), me.identity, me.config.cluster.collective.window_bytes, None)
 
     async def _connect(self, link: Link) -> None:
@@ -182,6 +156,10 @@ class LinkTable:
             text = local_failure(error) or str(error)
             if link.state is LinkState.CONNECTING:
                 link.end(lambda: LinkError(f"{peer} cannot be reached: {text}", local=self.address, remote=peer))
+        except Exception as error:  # a bug of ours must not leave the link's operations waiting
+            cause = error
+            link.end(lambda: _internal(cause))
+            raise
         finally:
             if self._connects.get(peer) is asyncio.current_task():
                 del self._connects[peer]
@@ -251,11 +229,9 @@ class LinkTable:
     async def _dial(self, link: Link, me: Self, record: WorkerRecord) -> None:
         peer = link.remote
         network = me.config.cluster.network
-        where = f"{record.host}:{record.port}"
-        handshake = ClientHandshake(me.token, me.hello(peer), remote=where)
         self._dialling.add(peer)
         try:
-            connection, hello = await dial(self.home.loop, record.host, record.port, handshake, network.connect_timeout_s)
+            connection, hello, handshake = await self._prove(me, record, network.connect_timeout_s)
         finally:
             self._dialling.discard(peer)
         if link.state is not LinkState.CONNECTING:
@@ -263,16 +239,37 @@ class LinkTable:
             return
         self._bring_up(link, me, connection, hello, handshake.leftover)
 
+    async def _prove(self, me: Self, record: WorkerRecord, timeout: float) -> tuple[Connection, Hello, ClientHandshake]:
+        hello = me.hello(record.address, self._links_had.get(record.identity, 0))
+        if record.unix and record.host_id == me.host_id:
+            handshake = ClientHandshake(me.token, hello, remote=f"unix:{record.unix}")
+            try:
+                return *await dial_unix(self.home.loop, record.unix, handshake, timeout), handshake
+            except OSError as error:  # another namespace after all, or too many at once: there is still TCP
+                log.info("%s connects to %s over TCP: %s", me.identity, record.identity, error)
+        handshake = ClientHandshake(me.token, hello, remote=f"{record.host}:{record.port}")
+        return *await dial(self.home.loop, record.host, record.port, handshake, timeout), handshake
+
     # ---- accepting
 
-    async def serve(self, sock: Any, me: Self, manager: ManagerClient) -> None:
-        """Accept peers on this listening socket from now on."""
+    def share_memory(self, config: JobConfig) -> HostMemory:
+        """Set up shared memory with workers of this host."""
+        self.memory = HostMemory(self.home, config.cluster.collective.shared_memory, self._link_of, self.links)
+        return self.memory
+
+    def _link_of(self, address: str) -> Link | None:
+        return self._links.get(WorkerAddress(address))
+
+    async def serve(self, sock: socket.socket, unix: socket.socket | None, me: Self, manager: ManagerClient) -> None:
+        """Accept peers on these listening sockets from now on."""
         self._self = me
         self._manager = manager
         for link in self._links.values():
             link.configure(me.config.cluster.collective)
         loop = self.home.loop
-        self._server = await loop.create_server(lambda: self._accept(me), sock=sock, backlog=1024)
+        self._servers.append(await loop.create_server(lambda: self._accept(me), sock=sock, backlog=1024))
+        if unix is not None:
+            self._servers.append(await loop.create_unix_server(lambda: self._accept(me), sock=unix, backlog=1024))
 
     def _accept(self, me: Self) -> Connection:
         def make(remote: str | None) -> ServerHandshake:
@@ -293,12 +290,15 @@ class LinkTable:
             return Refusal("address", "a link needs the address of a registered worker")
         remote = Identity(WorkerAddress(hello.address), Incarnation(hello.incarnation))
         link = self._links.get(remote.address)
+        links_there = hello.capabilities.get("links")
         answer = arbitrate(
             me.identity,
             remote,
             None if link is None else link.state,
             self._newest.get(remote.address, 0),
             remote.address in self._dialling,
+            self._links_had.get(remote, 0),
+            links_there if type(links_there) is int else 0,
         )
         if answer is Answer.YIELD:
             return Refusal("yield", f"{me.identity} is connecting to {remote} at this moment")
@@ -327,56 +327,36 @@ class LinkTable:
 
     def _unproved(self, side: ServerSide, error: LinkError, code: str | None) -> None:
         self._unproven.pop(side, None)
-        if code not in _ORDINARY_REFUSALS:
-            log.warning("%s refused a connection: %s", self.address, error)
+        # A peer gives up its own connection when ours was faster: an end without a wrong word is nothing to worry about.
+        level = logging.DEBUG if side.gone or code in _ORDINARY_REFUSALS else logging.WARNING
+        log.log(level, "%s refused a connection: %s", self.address, error)
 
     # ---- both
 
     def _bring_up(self, link: Link, me: Self, connection: Connection, hello: Hello, leftover: bytes) -> None:
         assert hello.address is not None
         identity = Identity(WorkerAddress(hello.address), Incarnation(hello.incarnation))
+        self._links_had[identity] = self._links_had.get(identity, 0) + 1
         self._newest[identity.address] = max(identity.incarnation, self._newest.get(identity.address, 0))
         self._ended.pop(identity.address, None)
         peer = connection.extra_info("peername")
-        address = f"{peer[0]}:{peer[1]}" if peer else None
+        address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix socket"
         window = hello.capabilities.get("window_bytes")
         if type(window) is not int or window < 1:
             connection.abort()
             link.end(lambda: LinkError(f"{identity} did not say how large its window is", remote=identity.address))
             return
-        self._equip(link, me, connection, hello)
+        assert self.memory is not None
+        try:
+            equip(self.home, link, me, self.memory, connection, hello, identity)
+        except BackendUnavailable as error:
+            connection.abort()
+            link.end(functools.partial(_again, error))
+            return
         collective = me.config.cluster.collective
         limit = max(collective.max_manifest_bytes, collective.inline_max_bytes) + (1 << 16)
         link.up(connection, identity, window, address)
         connection.adopt(link, leftover, limit)
-
-    def _equip(self, link: Link, me: Self, connection: Connection, hello: Hello) -> None:
-        """Choose how large payloads travel."""
-        collective = me.config.cluster.collective
-        problem = gloo_available()
-        if problem is None and me.config.cluster.network.port_range is not None:
-            problem = "Gloo listens on ports of its own choice, and cluster.network.port_range is set"
-        choice = select_backend(
-            me.backend, fallback=collective.fallback, same_host=me.host_id == hello.host_id, same_worker=False, gloo_problem=problem
-        )
-        link.backend, link.reason = choice.name, choice.reason
-        own = connection.extra_info("sockname")
-        host = own[0] if own else "127.0.0.1"
-        pairs = Pairs(
-            self.home,
-            connection.send,
-            lambda store, rank, timeout: GlooPair(store, rank, host, timeout),
-            threshold=max(collective.inline_max_bytes, 1),
-            timeout=me.config.cluster.network.connect_timeout_s,
-            local=link.local,
-            remote=link.remote,
-        )
-        if problem is None:
-            link.pairs = pairs
-            link.receiver.lane = pairs
-        if choice.name == "gloo":
-            link.sender.lane = pairs
-            link.sender.lane_required = choice.required
 
     def _on_link_end(self, link: Link) -> None:
         if self._links.get(link.remote) is link:
@@ -392,12 +372,7 @@ class LinkTable:
     async def close(self, timeout: float) -> list[str]:
         """Send what is queued, say goodbye, end all links; says what could not be delivered in `timeout` seconds."""
         self._closed = True
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
-        for side in list(self._unproven):
-            side.abort()
-        self._unproven.clear()
+        self._stop_serving()
         end = time.monotonic() + timeout
         links = self.links()
         # Receives can never finish now; sends get their chance.
@@ -429,11 +404,7 @@ class LinkTable:
     def abort(self) -> None:
         """End everything at once."""
         self._closed = True
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for side in list(self._unproven):
-            side.abort()
+        self._stop_serving()
         for task in list(self._connects.values()):
             task.cancel()
         for inbox in list(self.inboxes):
@@ -441,6 +412,22 @@ class LinkTable:
         for link in self.links():
             link.end(lambda: ClosedError("the worker was closed"))
         self._ended.clear()
+        if self.memory is not None:
+            self.memory.close()
+
+    def _stop_serving(self) -> None:
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        for side in list(self._unproven):
+            side.abort()
+        self._unproven.clear()
+
+
+def _internal(error: Exception) -> InternalError:
+    internal = InternalError(f"connecting failed: {type(error).__name__}: {error}")
+    internal.__cause__ = error
+    return internal
 
 
 def _again(error: AiorlinfError) -> AiorlinfError:

@@ -125,6 +125,7 @@ class ManagerClient:
         labels: Mapping[str, str] | None = None,
         host_id: str | None = None,
         pid: int | None = None,
+        unix: str = "",
         timeout: float = 10.0,
     ) -> Registration:
         """Enter this worker in the directory, where it stays as long as this connection lives.
@@ -135,6 +136,7 @@ class ManagerClient:
             host: what peers are told (``cluster.network.advertise_host``); None: the address this connection comes from.
             devices: such as "cpu" or "cuda:0".
             labels: on top of `host_labels`.
+            unix: name of a listening socket in the abstract namespace, for peers on this host.
             host_id, pid: by default `host_identity` and this process's.
             timeout: seconds for the manager to answer.
 
@@ -154,6 +156,7 @@ class ManagerClient:
             "labels": host_labels(labels),
             "host_id": host_identity() if host_id is None else host_id,
             "pid": os.getpid() if pid is None else pid,
+            "unix": unix,
         }
         _check_arguments(message)
         self.registration = Registration.from_dict(await self._request(message, timeout))

@@ -145,6 +145,7 @@ class Directory:
             labels=request.labels,
             host_id=request.host_id,
             pid=request.pid,
+            unix=request.unix,
         )
         self._holders[address] = session
         self._lives[address] = incarnation

@@ -60,6 +60,7 @@ class WorkerRecord:
         devices: its devices, as torch names them.
         labels: such as host and rack.
         host_id: equal for workers that reach each other over loopback.
+        unix: name of its listening socket in the abstract namespace of that host; empty if it has none.
         pid: its process id, on its own host.
     """
 
@@ -71,6 +72,7 @@ class WorkerRecord:
     labels: Mapping[str, str] = field(default_factory=dict)
     host_id: str = ""
     pid: int = 0
+    unix: str = ""
 
     @property
     def identity(self) -> Identity:
@@ -88,6 +90,7 @@ class WorkerRecord:
             "labels": dict(self.labels),
             "host_id": self.host_id,
             "pid": self.pid,
+            "unix": self.unix,
         }
 
     @classmethod
@@ -102,6 +105,7 @@ class WorkerRecord:
             labels=_table(data, "labels"),
             host_id=_text(data, "host_id", 256),
             pid=_integer(data, "pid", 0, 2**31),
+            unix=_text(data, "unix", 128),
         )
 
 
@@ -154,6 +158,7 @@ class Register:
     labels: Mapping[str, str]
     host_id: str
     pid: int
+    unix: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +220,7 @@ def parse_request(message: Mapping[str, Any]) -> Request:
             labels=_table(message, "labels"),
             host_id=_text(message, "host_id", 256),
             pid=_integer(message, "pid", 0, 2**31),
+            unix=_text(message, "unix", 128),
         )
     if op == "lookup":
         return Lookup(_integer(message, "id", 1, _MAX_ID), _address(message, "address"), _timeout(message))

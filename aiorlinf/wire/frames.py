@@ -16,6 +16,8 @@ ACCEPTED   message id                  (receiver to sender) the message is in th
 REFUSED    message id                  (receiver to sender) JSON: the receiver's side of the mismatch
 PAIR       generation of the pair      rendezvous of a process group, see `rendezvous.pairs`
 GOODBYE    0                           nothing more will come
+RELEASE    0                           (receiver to sender) places in shared memory whose last views are gone
+DROP       segment number              (sender to receiver) this shared memory is not used any more
 AGAIN      message id                  (receiver to sender) the payload was lost on its way around the stream: send it over the stream
 FLOW       stream                      (receiver to sender) general receives take these: a small send there is done once written
 =========  ==========================  =====================================================================
@@ -68,6 +70,8 @@ class FrameType:
     GOODBYE = 11
     FLOW = 12
     AGAIN = 13
+    RELEASE = 14
+    DROP = 15
 
 
 class Flag:
@@ -78,6 +82,7 @@ class Flag:
     INLINE = 4  # OPEN: the payload is a whole small message, there is no manifest
     CHARGED = 8  # START: the payload counts against the window (DATA always does)
     VOID = 16  # END: the payload is void, an error text follows
+    RELIEVED = 16  # ACCEPTED: by the lock-out rule; END uses the same bit for VOID
     WITHDRAWN = 32  # END: the sender cancelled; the receiver acts as if the message had never come
 
 
@@ -86,29 +91,34 @@ class Via(enum.IntEnum):
 
     STREAM = 0
     GLOO = 1
+    SHM = 2
 
 
 class Start(NamedTuple):
     """How the payload of one message travels.
 
-    Tensor leaves of at least `threshold` bytes go through the backend `via`, everything else over the stream, in order.
+    STREAM: all of it as chunks. GLOO: tensor leaves of at least `threshold` bytes through the pair of this `generation`, everything
+    else as chunks, in order. SHM: all of it in shared memory, at `place` (`link.shared.Placement`).
     """
 
     via: int
-    generation: int
-    threshold: int
+    generation: int = 0
+    threshold: int = 0
+    place: bytes | memoryview = b""
 
     def encode(self) -> bytes:
-        return _START.pack(self.via, 0, 0, self.generation, self.threshold)
+        """The body of a START frame."""
+        return _START.pack(self.via, 0, 0, self.generation, self.threshold) + self.place
 
     @classmethod
     def decode(cls, body: memoryview) -> Start:
-        if len(body) != _START.size:
+        """Raises WireError if malformed. `place` shows the memory of `body`."""
+        if len(body) < _START.size:
             raise WireError(f"a START frame has {len(body)} bytes instead of {_START.size}")
-        via, _, _, generation, threshold = _START.unpack(body)
-        if via not in (Via.STREAM, Via.GLOO):
+        via, _, _, generation, threshold = _START.unpack_from(body)
+        if via not in (Via.STREAM, Via.GLOO, Via.SHM):
             raise WireError(f"unknown backend number {via} in a START frame")
-        return cls(via, generation, threshold)
+        return cls(via, generation, threshold, body[_START.size :])
 
 
 def frame(kind: int, key: int, body: bytes = b"", flags: int = 0, extra: int = 0) -> bytes:

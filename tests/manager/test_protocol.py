@@ -40,6 +40,7 @@ RECORD = WorkerRecord(
     labels={"host": "node", "rack": "r1"},
     host_id="h",
     pid=77,
+    unix="aiorlinf-link-0123",
 )
 REGISTER: dict[str, Any] = {
     "op": "register",
@@ -51,6 +52,7 @@ REGISTER: dict[str, Any] = {
     "labels": {"host": "node"},
     "host_id": "h",
     "pid": 77,
+    "unix": "aiorlinf-link-0123",
 }
 REGISTRATION: dict[str, Any] = {
     "address": "rollout:0",

@@ -1,0 +1,68 @@
+"""How large payloads travel between us and a peer, decided when their link comes up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiorlinf.address import Identity
+from aiorlinf.backends.gloo import GlooPair, gloo_available
+from aiorlinf.backends.select import Choice, select_backend
+from aiorlinf.link.ways import LaneWay, SharedWay
+from aiorlinf.rendezvous.pairs import Pairs
+
+if TYPE_CHECKING:
+    from aiorlinf.link.connection import Connection
+    from aiorlinf.link.host_memory import HostMemory
+    from aiorlinf.link.link import Link
+    from aiorlinf.link.me import Self
+    from aiorlinf.wire.handshake import Hello
+    from aiorlinf.work.home import LoopHome
+
+__all__ = ["equip"]
+
+
+def equip(home: LoopHome, link: Link, me: Self, memory: HostMemory, connection: Connection, hello: Hello, identity: Identity) -> None:
+    """Give the link its ways around the stream. Each side chooses for what it sends, and is ready to receive any way.
+
+    Raises:
+        BackendUnavailable: the backend asked for cannot be had, and may not be replaced.
+    """
+    collective = me.config.cluster.collective
+    same_host = me.host_id == hello.host_id
+    gloo_problem = gloo_available()
+    if gloo_problem is None and me.config.cluster.network.port_range is not None:
+        gloo_problem = "Gloo listens on ports of its own choice, and cluster.network.port_range is set"
+    shared_hello = hello.capabilities.get("shm")
+    shared_hello = shared_hello if isinstance(shared_hello, dict) else {}
+    shm_problem = memory.problem_with(shared_hello, same_host)
+    choice: Choice = select_backend(
+        me.backend,
+        fallback=collective.fallback,
+        same_host=same_host,
+        same_worker=False,
+        shm_problem=shm_problem,
+        gloo_problem=gloo_problem,
+    )
+    link.backend, link.reason = choice.name, choice.reason
+    threshold = max(collective.inline_max_bytes, 1)
+    if shm_problem is None:
+        shared = memory.equip(link, shared_hello, me.identity, identity)
+        if choice.name == "shm":
+            link.sender.ways.append(SharedWay(link.sender, shared, threshold))
+    if gloo_problem is None:
+        own = connection.extra_info("sockname")
+        # Over a Unix socket both are in one network namespace.
+        host = own[0] if isinstance(own, tuple) else "127.0.0.1"
+        pairs = Pairs(
+            home,
+            connection.send,
+            lambda store, rank, timeout: GlooPair(store, rank, host, timeout),
+            threshold=threshold,
+            timeout=me.config.cluster.network.connect_timeout_s,
+            local=link.local,
+            remote=link.remote,
+        )
+        link.pairs = pairs
+        link.receiver.lane = pairs
+        if choice.name == "gloo":
+            link.sender.ways.append(LaneWay(link.sender, pairs, choice.required))

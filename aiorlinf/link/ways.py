@@ -1,0 +1,279 @@
+"""Ways around the stream, as the sending half uses them.
+
+The sender asks each way whether it takes a message and leaves the payload to the first that does. A way that cannot do it after
+all hands the message back (`begin_stream`); nothing was committed then. While `Outgoing.busy` is set, the way still uses the
+message's memory: a cancelled message is thrown away only when it is done with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aiorlinf.errors import AiorlinfError
+from aiorlinf.link.memory import byte_tensor
+from aiorlinf.link.outgoing import Outgoing, State, goes_around
+from aiorlinf.link.shared import COPY_INLINE_BYTES, Placement, SharedOut, packed_size
+from aiorlinf.wire.frames import Start, Via
+
+if TYPE_CHECKING:
+    import torch
+
+    from aiorlinf.backends.shm.arena import Region
+    from aiorlinf.work.home import LoopHome
+
+__all__ = ["LaneWay", "PayloadLane", "SharedWay", "Way"]
+
+
+class Way(Protocol):
+    """One way around the stream.
+
+    Attributes:
+        eager: a `send_tensor` need not wait for its receive.
+    """
+
+    eager: bool
+
+    def takes(self, out: Outgoing) -> bool:
+        """Whether this message's payload goes this way."""
+
+    def begin(self, out: Outgoing) -> None:
+        """Carry the payload."""
+
+    def again(self, out: Outgoing) -> bool:
+        """The peer could not receive it this way. False if it did not go this way; else the sender sends it over the stream."""
+
+    def close(self) -> None:
+        """The link has ended."""
+
+
+class WayHost(Protocol):
+    """What a way needs of the sending half."""
+
+    home: LoopHome
+    around_bytes: int
+
+    def begin_stream(self, out: Outgoing, threshold: int | None = None, start: Start = ...) -> None: ...
+    def announce(self, out: Outgoing, start: Start) -> None: ...
+    def trailer(self, out: Outgoing) -> None: ...
+    def end_withdrawn(self, out: Outgoing) -> None: ...
+    def void(self, out: Outgoing, error: AiorlinfError) -> None: ...
+    def release(self, out: Outgoing) -> None: ...
+
+
+class PayloadLane(Protocol):
+    """A pair of process groups for large leaves, one direction of one link (`rendezvous.pairs`)."""
+
+    via: Via
+    threshold: int
+
+    def ready(self) -> int | None:
+        """The generation that can be used now, None when it has to be prepared first."""
+
+    def prepare(self, then: Callable[[AiorlinfError | None], None]) -> None:
+        """Make it usable, then call back on the home thread; with an error it cannot be."""
+
+    def send(self, generation: int, leaves: list[torch.Tensor], then: Callable[[BaseException | None], None]) -> None:
+        """Send these one-dimensional uint8 tensors in order, then call back once on the home thread."""
+
+    def drop_out(self, generation: int, reason: str) -> None:
+        """Forget this generation."""
+
+
+class LaneWay:
+    """Large tensor leaves through a lane, the rest over the stream.
+
+    Args:
+        required: fail messages that the lane cannot take, instead of handing them back to the stream.
+    """
+
+    eager = False
+
+    def __init__(self, host: WayHost, lane: PayloadLane, required: bool) -> None:
+        self._host = host
+        self._lane: PayloadLane | None = lane
+        self._required = required
+        self._queue: deque[Outgoing] = deque()  # begun, but the lane is being prepared
+
+    def takes(self, out: Outgoing) -> bool:
+        lane = self._lane
+        return lane is not None and out.flat is not None and any(goes_around(leaf, lane.threshold) for leaf in out.flat.leaves)
+
+    def begin(self, out: Outgoing) -> None:
+        out.busy = True
+        self._queue.append(out)
+        self._run()
+
+    def _run(self) -> None:
+        """Start what waits, in order; both sides post their transfers in the order of the START frames."""
+        lane = self._lane
+        if lane is None or not self._queue:
+            return
+        generation = lane.ready()
+        if generation is None:
+            lane.prepare(self._prepared)
+            return
+        while self._queue:
+            out = self._queue.popleft()
+            if self._still_wanted(out):
+                self._start(lane, generation, out)
+
+    def _still_wanted(self, out: Outgoing) -> bool:
+        """Otherwise it is over, now that its memory is free again."""
+        if out.withdrawn:
+            out.busy = False
+            self._host.end_withdrawn(out)
+            return False
+        if out.state != State.STARTED:
+            out.busy = False
+            self._host.release(out)
+            return False
+        return True
+
+    def _prepared(self, error: AiorlinfError | None) -> None:
+        if error is None:
+            self._run()
+            return
+        queue, self._queue = self._queue, deque()
+        if not self._required:
+            self._lane = None
+        for out in queue:
+            if not self._still_wanted(out):
+                continue
+            out.busy = False
+            if self._required:
+                self._host.void(out, error)
+            else:
+                self._host.begin_stream(out)
+
+    def _start(self, lane: PayloadLane, generation: int, out: Outgoing) -> None:
+        assert out.flat is not None
+        leaves = [byte_tensor(leaf.memory) for leaf in out.flat.leaves if leaf.memory is not None and goes_around(leaf, lane.threshold)]
+        out.lane_generation = generation
+        self._host.around_bytes += sum(leaf.numel() for leaf in leaves)
+        self._host.begin_stream(out, lane.threshold, Start(lane.via, generation, lane.threshold))
+        lane.send(generation, leaves, lambda error: self._over(out, generation, error))
+
+    def _over(self, out: Outgoing, generation: int, error: BaseException | None) -> None:
+        """The lane is done with its part of the message, well or not."""
+        if out.lane_generation != generation:
+            return  # the peer has lost it meanwhile, and the message goes over the stream
+        out.busy = False
+        if not self._still_wanted(out):
+            return
+        if error is not None:
+            out.lane_generation = 0
+            self._host.begin_stream(out)  # the pair is gone, the stream is not
+        elif out.position >= out.stream_bytes:
+            self._host.trailer(out)
+
+    def again(self, out: Outgoing) -> bool:
+        generation = out.lane_generation
+        if not generation:
+            return False
+        if self._lane is not None:
+            self._lane.drop_out(generation, "the peer could not receive through it")
+        out.lane_generation = 0
+        out.busy = False
+        return True
+
+    def close(self) -> None:
+        self._lane = None
+        self._queue.clear()
+
+
+class SharedWay:
+    """Whole payloads from `threshold` bytes on in shared memory."""
+
+    eager = True
+
+    def __init__(self, host: WayHost, shared: SharedOut, threshold: int) -> None:
+        self._host = host
+        self._shared = shared
+        self._threshold = threshold
+
+    def takes(self, out: Outgoing) -> bool:
+        return out.flat is not None and self._shared.usable and (out.total >= self._threshold or bool(out.owned))
+
+    def begin(self, out: Outgoing) -> None:
+        assert out.flat is not None
+        size = packed_size([leaf.nbytes for index, leaf in enumerate(out.flat.leaves) if index not in out.owned])
+        if not size:
+            self._place(out, None)
+            return
+        region = self._shared.arena.take(size)
+        if region is not None:
+            self._fill(out, region)
+            return
+        out.busy = True
+        if not self._shared.arena.grow(size, lambda region: self._grown(out, region)):
+            out.busy = False
+            self._host.begin_stream(out)  # receivers hold everything; never wait for a garbage collection
+
+    def _grown(self, out: Outgoing, region: Region | None) -> None:
+        out.busy = False
+        if not self._wanted(out, region):
+            return
+        if region is None:
+            self._host.begin_stream(out)
+        else:
+            self._fill(out, region)
+
+    def _wanted(self, out: Outgoing, region: Region | None) -> bool:
+        if out.state == State.STARTED and not out.withdrawn:
+            return True
+        if region is not None:
+            self._shared.arena.release(region)
+        if out.withdrawn:
+            self._host.end_withdrawn(out)
+        else:
+            self._host.release(out)
+        return False
+
+    def _fill(self, out: Outgoing, region: Region) -> None:
+        assert out.flat is not None
+        copy = self._shared.fill([leaf for index, leaf in enumerate(out.flat.leaves) if index not in out.owned], region)
+        if region.size <= COPY_INLINE_BYTES:
+            copy()
+            self._place(out, region)
+            return
+        out.busy = True
+        self._host.home.submit(copy).add_done_callback(lambda work: self._filled(out, region, work))
+
+    def _filled(self, out: Outgoing, region: Region, work: Any) -> None:
+        out.busy = False
+        failed = work.cancelled() or work.exception() is not None
+        if not self._wanted(out, region):
+            return
+        if failed:
+            self._shared.arena.release(region)
+            self._host.begin_stream(out)
+        else:
+            self._place(out, region)
+
+    def _place(self, out: Outgoing, region: Region | None) -> None:
+        """Everything is in shared memory: say where."""
+        placement = Placement(region, out.owned)
+        lent = out.unchanged() and self._shared.lend(placement)
+        if region is not None:
+            self._shared.arena.release(region)  # from here on only the peer holds it
+        if lent:
+            out.in_shared = True
+            self._host.around_bytes += out.total
+            self._host.announce(out, Start(Via.SHM, place=placement.encode()))
+            self._host.trailer(out)
+        elif self._shared.usable:
+            self._host.trailer(out)  # it was written to meanwhile, and the trailer says so
+        else:
+            self._host.begin_stream(out)
+
+    def again(self, out: Outgoing) -> bool:
+        if not out.in_shared:
+            return False
+        self._shared.stop("the peer could not map a memory file")
+        out.in_shared = False
+        return True
+
+    def close(self) -> None:
+        self._shared.close()
