@@ -24,7 +24,6 @@ import uvloop
 from aiorlinf.errors import UsageError
 from aiorlinf.launch.main_program import load_main
 from aiorlinf.launch.target import CALL_ENV
-from aiorlinf.worker import init
 
 __all__ = ["load_function", "main"]
 
@@ -35,6 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     text = os.environ.pop(CALL_ENV, None)
     call: dict[str, Any] = json.loads(text) if text is not None else {"target": arguments[0] if arguments else ""}
     sys.argv = call.get("argv", sys.argv)
+    # The library's heavy part is imported after this: what is wrong with the program shows at once.
     function = load_function(call["target"], call.get("main"))
     args = pickle.loads(base64.b64decode(call["args"])) if "args" in call else ()
     run = _run_coroutine if inspect.iscoroutinefunction(function) else _run_plain
@@ -77,6 +77,8 @@ def _run_plain(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         raise _Terminated(128 + number)
 
     signal.signal(signal.SIGTERM, on_sigterm)
+    from aiorlinf.worker import init
+
     with init() as comm:
         result = function(comm, *args)
         if inspect.isawaitable(result):  # a wrapped coroutine function does not look like one
@@ -89,6 +91,8 @@ async def _await(result: Awaitable[Any]) -> None:
 
 
 def _run_coroutine(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    from aiorlinf.worker import init
+
     terminated = False
 
     async def body() -> None:

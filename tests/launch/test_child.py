@@ -75,7 +75,6 @@ if __name__ == "__main__":
     ("function", "printed"),
     [
         ("talk", ["[b:0] Note(text='n 2') uvloop", "{'a:0': 0, 'b:0': 0}"]),
-        ("looks_plain", ["[a:0] awaited a:0", "{'a:0': 0}"]),
         ("plain", ["[a:0] cleaned up", "[a:0] hello False", "{'a:0': -15}"]),
         ("clean_up", ["[a:0] cleaned up", "{'a:0': -15}"]),
     ],
@@ -132,17 +131,18 @@ asyncio.run(main())
     assert (run.returncode, run.stdout) == (0, "[trainer:0] [0.0, 0.0]\n"), run.stderr
 
 
-def test_by_hand() -> None:
+def test_by_hand(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
     run = subprocess.run(
-        [sys.executable, "-m", "aiorlinf.launch.child", "os:nothing"],
+        [sys.executable, "-m", "aiorlinf.launch.child", "program:looks_plain"],
+        cwd=tmp_path,
         env=child_env(AIORLINF_ADDRESS="a:0"),
         capture_output=True,
         text=True,
         check=False,
         timeout=50,
     )
-    assert run.returncode == 1
-    assert run.stderr.endswith("UsageError: os has no function nothing\n")
+    assert (run.returncode, run.stdout) == (0, "awaited a:0\n"), run.stderr
 
 
 def test_names() -> None:
@@ -150,5 +150,7 @@ def test_names() -> None:
     for bad in ("os", "os:", ":join", ""):
         with pytest.raises(UsageError, match="does not name a function"):
             load_function(bad, None)
+    with pytest.raises(UsageError, match="os has no function nothing"):
+        load_function("os:nothing", None)
     with pytest.raises(ModuleNotFoundError):
         load_function("no_such_module:main", None)

@@ -22,7 +22,7 @@ MODULE = "aiorlinf.launch.spec.parse_workers('a=1')"
     [
         ["import aiorlinf.launch", CALL],
         ["from aiorlinf.launch.spec import parse_workers", "import aiorlinf", MODULE, CALL],
-        ["import aiorlinf.launch.manager_command", "import aiorlinf.launch.child", MODULE, "aiorlinf.launch.child", CALL],
+        ["import aiorlinf.launch.manager_command", "import aiorlinf.launch.printer", MODULE, "aiorlinf.launch.printer", CALL],
         ["from aiorlinf.launch import launch", "launch('nowhere.py', 'a=1')"],
         ["from aiorlinf import launch", "launch.spec.parse_workers('a=1')", "launch('nowhere.py', 'a=1')"],
         ["import importlib, aiorlinf.launch", "importlib.reload(aiorlinf.launch)", CALL],

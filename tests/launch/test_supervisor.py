@@ -308,7 +308,9 @@ async def test_nobody_reads_the_output_and_the_job_is_stopped(tmp_path: Path) ->
     job.supervisor.stop(Stop("signal", signal.SIGINT))
     while alive(pid):
         await asyncio.sleep(0.01)
-    job.supervisor.stop(Stop("signal", signal.SIGINT))
+    while not running.done():
+        job.supervisor.stop(Stop("signal", signal.SIGINT))
+        await asyncio.sleep(0.01)
     assert (await running).returncode == 130
     os.close(reader)  # lets the printer's thread go
     await job.supervisor._printer.close(None)
