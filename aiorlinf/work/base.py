@@ -350,7 +350,10 @@ class AsyncWork(Generic[T]):
             yield from self._wait_outside(loop, None).__await__()
             return self._outcome()
         future: Future[bool] = loop.create_future()
-        self._attach(future)
+        if self._entries is None:
+            self._entries = future
+        else:
+            self._attach(future)
         self._claims += 1
         try:
             yield from future
