@@ -185,11 +185,10 @@ class AsyncWork(Generic[T]):
     def _tell(self, entries: Sequence[Any]) -> None:
         for index, entry in enumerate(entries):
             try:
-                if isinstance(entry, Future):
-                    if not entry.done():
-                        entry.set_result(True)
-                else:
+                if isinstance(entry, Entry):
                     entry._settled(self)
+                elif not entry.done():
+                    entry.set_result(True)
             except BaseException as error:
                 if isinstance(error, RuntimeError) and self._home.loop.is_closed():
                     continue  # nobody is left on a closed loop who could be told
@@ -497,9 +496,9 @@ class AsyncWork(Generic[T]):
         lock.acquire()
         waiter = ThreadWaiter(lock)
         begin = monotonic()
-        home.call_soon(self._attach_outside, waiter)
         woken = False
         try:
+            home.call_soon(self._attach_outside, waiter)
             while not self.done():
                 left = SLICE if timeout is None else min(SLICE, timeout - (monotonic() - begin))
                 woken = lock.acquire(True, max(0.0, left))

@@ -271,6 +271,8 @@ class FollowingWork(AsyncWork[R], Entry):
     def _waits_on(self) -> Iterable[AsyncWork[Any]]:
         """The works that it waits for at the moment."""
         source = self._source
+        if isinstance(source, ForeignSource):
+            source = source.work
         return (source,) if isinstance(source, AsyncWork) else ()
 
 

@@ -143,7 +143,7 @@ class LoopHome:
 
     def hold(self, coro: Coroutine[Any, Any, R], name: str, context: Any = None) -> asyncio.Task[R]:
         """As ``spawn``, for a caller who looks at the outcome himself."""
-        if self.closed:
+        if self.closed or self.loop.is_closed():
             coro.close()
             raise ClosedError(f"{self.name} is closed")
         task = self.loop.create_task(coro, name=name, context=context)

@@ -6,11 +6,14 @@ import asyncio
 import gc
 import random
 import re
+import subprocess
+import sys
 import threading
 import traceback
 import weakref
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +24,8 @@ from aiorlinf.work.home import LoopHome
 from tests.work.helpers import turns
 
 pytestmark = pytest.mark.asyncio
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Broken(Exception):
@@ -598,3 +603,58 @@ async def test_what_the_producer_said_about_it(home: LoopHome) -> None:
     work: AsyncWork[int] = AsyncWork(home, "recv", detail=detail)
     assert work.detail is detail
     work.cancel()
+
+
+@pytest.mark.parametrize("wait", [asyncio.ensure_future, wait_with_a_limit])
+async def test_a_cancel_is_never_swallowed(home: LoopHome, wait: Callable[[AsyncWork[int]], asyncio.Future[int]]) -> None:
+    rng = random.Random(11)
+    works: list[AsyncWork[int]] = [AsyncWork(home, "recv", give_back=lambda _value: None) for _ in range(500)]
+    tasks = [wait(work) for work in works]
+    accepted: list[asyncio.Future[int]] = []
+
+    def cancel(task: asyncio.Future[int]) -> None:
+        if task.cancel():
+            accepted.append(task)
+
+    events: list[Callable[[], object]] = []
+    for work, task in zip(works, tasks, strict=True):
+        events += [partial(work._finish, 1), partial(cancel, task), partial(cancel, task)]
+    rng.shuffle(events)
+    for event in events:
+        event()
+        if rng.random() < 0.3:
+            await asyncio.sleep(0)
+    await asyncio.wait(tasks)
+    assert len(set(accepted)) > 100
+    assert all(task.cancelled() for task in accepted)
+
+
+async def test_loops_that_somebody_else_has_patched() -> None:
+    pytest.importorskip("nest_asyncio2")
+    program = """
+import asyncio
+from aiorlinf.work import AsyncWork, LoopHome, wait_all
+import nest_asyncio2
+nest_asyncio2.apply()
+
+async def main():
+    home = LoopHome(asyncio.get_running_loop())
+    works = [AsyncWork(home, "recv") for _ in range(3)]
+    for number, work in enumerate(works):
+        home.loop.call_later(0.001, work._finish, number)
+    values = [await works[0], await works[1].then(lambda value: asyncio.sleep(0.001, value)), *await wait_all(works)]
+    inner = AsyncWork(home, "recv")
+    home.loop.call_later(0.001, inner._finish, "nested")
+    values.append(home.loop.run_until_complete(inner.async_wait(5)))
+    task = asyncio.ensure_future(AsyncWork(home, "recv"))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    await home.close()
+    return values, task.cancelled()
+
+print(asyncio.run(main()))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    assert done.stderr == ""
+    assert done.stdout == "([0, 1, 0, 1, 2, 'nested'], True)\n"
