@@ -6,6 +6,7 @@ import logging
 import sys
 from types import CodeType, TracebackType
 
+from aiorlinf.errors import ClosedError
 from aiorlinf.work.sites import describe_site
 
 __all__ = ["Failure"]
@@ -34,7 +35,10 @@ class Failure:
         if self.seen or sys.is_finalizing():
             return
         error = self.error
-        _log.error(
+        # Closing one's own worker with operations under way is no news to him who did it, and close() says what it did not flush.
+        level = logging.DEBUG if isinstance(error, ClosedError) else logging.ERROR
+        _log.log(
+            level,
             "the error of %s, begun at %s, was never looked at: %s: %s",
             self.operation,
             describe_site(self.code, self.lasti),

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from aiorlinf.errors import ClosedError
 from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.home import LoopHome
 from tests.work.helpers import turns
@@ -64,6 +65,18 @@ async def test_one_log_for_a_whole_chain_and_all_its_branches(home: LoopHome, lo
     (record,) = logged
     assert "decode" in record.getMessage()
     logged.clear()
+
+
+@pytest.mark.asyncio
+async def test_the_end_of_what_one_closed_oneself_is_no_error(
+    home: LoopHome, logged: list[logging.LogRecord], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "aiorlinf")
+    work: AsyncWork[int] = AsyncWork(home, "send")
+    work._fail(ClosedError("closed"))
+    del work
+    assert logged == []
+    assert [record.levelno for record in caplog.records if record.name == "aiorlinf"] == [logging.DEBUG]
 
 
 async def awaits(work: AsyncWork[int]) -> None:
