@@ -127,7 +127,7 @@ class Exchange:
             leaf = gift.leaves[0]
         head = leaf.spec.entry
         if leaf.nbytes <= self.config.inline_max_bytes:
-            body = head + (leaf.raw or b"")
+            body = head + leaf.tobytes()
             out = Outgoing(work, key, flags=Flag.TENSOR, body=body, head=len(head), total=leaf.nbytes)
         else:
             flat = Flat(Kind.TENSOR, [], [leaf])

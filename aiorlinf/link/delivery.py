@@ -63,7 +63,7 @@ class Delivery:
 
     def _is_heavy(self, message: Incoming) -> bool:
         content = message.content
-        return content is not None and content.manifest is not None and len(content.manifest.skeleton) > _HEAVY_SKELETON_BYTES
+        return content is not None and content.manifest is not None and content.manifest.codec_bytes > _HEAVY_SKELETON_BYTES
 
     def _rebuild(self, message: Incoming) -> Any:
         content = message.content

@@ -11,7 +11,7 @@ __all__ = ["byte_tensor", "byte_view", "fresh_bytes"]
 
 def fresh_bytes(nbytes: int) -> torch.Tensor:
     """Memory that becomes a received leaf: one-dimensional uint8."""
-    return torch.empty(nbytes, dtype=torch.uint8)
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu")  # whatever the caller's default device is
 
 
 def byte_tensor(tensor: torch.Tensor) -> torch.Tensor:

@@ -108,7 +108,9 @@ class Dialer:
             try:
                 return await self._open(host, attach)
             except TimeoutError:
-                self._reasons[endpoint] = "no answer to the connection request in time (is it dropped by a firewall?)"
+                # An attempt that our own deadline cut short says less than the one before it.
+                if self._time_is_left(0) or endpoint not in self._reasons:
+                    self._reasons[endpoint] = "no answer to the connection request in time (is it dropped by a firewall?)"
             except OSError as error:
                 self._reasons[endpoint] = _socket_failure(error)
             except _Transient as error:

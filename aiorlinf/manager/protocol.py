@@ -158,7 +158,7 @@ class Register:
     labels: Mapping[str, str]
     host_id: str
     pid: int
-    unix: str
+    unix: str = ""
 
 
 @dataclass(frozen=True, slots=True)

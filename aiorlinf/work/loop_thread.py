@@ -34,6 +34,9 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, args=(name,), name=name, daemon=True)
         self._thread.start()
         self._started.wait()
+        if not _threads:
+            atexit.unregister(_finish_all)
+            atexit.register(_finish_all)
         _threads.add(self)
 
     def _run(self, name: str) -> None:
@@ -74,7 +77,6 @@ class LoopThread:
 _threads: weakref.WeakSet[LoopThread] = weakref.WeakSet()
 
 
-@atexit.register
 def _finish_all() -> None:
     for thread in list(_threads):
         thread.finish_closing()

@@ -84,7 +84,7 @@ def test_registrations_survive_the_wire() -> None:
 
 def test_requests() -> None:
     rollout = WorkerAddress("rollout:0")
-    assert parse_request(REGISTER) == Register(1, rollout, None, 4711, ("cpu",), {"host": "node"}, "h", 77)
+    assert parse_request(REGISTER) == Register(1, rollout, None, 4711, ("cpu",), {"host": "node"}, "h", 77, "aiorlinf-link-0123")
     assert parse_request({"op": "lookup", "id": 2, "address": "rollout:0", "timeout": 1}) == Lookup(2, rollout, 1.0)
     assert parse_request({"op": "lookup", "id": 2, "address": "rollout:0"}) == Lookup(2, rollout, None)
     assert parse_request({"op": "lookup", "id": 2, "address": "rollout:0", "timeout": 1e12}) == Lookup(2, rollout, 30 * 86400.0)
