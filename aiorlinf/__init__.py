@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aiorlinf.config import JobConfig, load_config
     from aiorlinf.launch.api import launch, launch_async
     from aiorlinf.link.link import LinkStats
+    from aiorlinf.wire.plain import register_dataclass
     from aiorlinf.work.base import AsyncWork
     from aiorlinf.work.combine import wait_all, wait_first
     from aiorlinf.worker import Worker, WorkerStats, init
@@ -39,6 +40,7 @@ __all__ = [
     "launch",
     "launch_async",
     "load_config",
+    "register_dataclass",
     "wait_all",
     "wait_first",
 ]
@@ -61,6 +63,7 @@ _HOMES = {
     "launch": None,
     "launch_async": "launch.api",
     "load_config": "config",
+    "register_dataclass": "wire.plain",
     "wait_all": "work.combine",
     "wait_first": "work.combine",
 }

@@ -224,9 +224,7 @@ class PeerRestarted(PeerError):
 class RemoteError(PeerError):
     """The peer failed at the operation. ``remote_type`` and ``remote_traceback`` are text."""
 
-    def __init__(
-        self, message: str, *, remote_type: str | None = None, remote_traceback: str | None = None, **fields: Any
-    ) -> None:
+    def __init__(self, message: str, *, remote_type: str | None = None, remote_traceback: str | None = None, **fields: Any) -> None:
         super().__init__(message, **fields)
         self.remote_type = remote_type
         self.remote_traceback = remote_traceback

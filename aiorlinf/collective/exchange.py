@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aiorlinf.link.table import LinkTable
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "cancel_receive"]
 
 
 class Exchange:

@@ -13,6 +13,8 @@ import os
 import signal
 import sys
 
+__all__: list[str] = []
+
 PR_SET_PDEATHSIG = 1
 
 

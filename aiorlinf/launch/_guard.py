@@ -13,6 +13,8 @@ import signal
 import sys
 import time
 
+__all__: list[str] = []
+
 GRACE_S = 1.0
 
 

@@ -15,7 +15,7 @@ from aiorlinf.wire.tree import rebuild
 if TYPE_CHECKING:
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["Delivery", "about", "undecodable_fact"]
+__all__ = ["Answerer", "Delivery", "about", "undecodable_fact"]
 
 _COPY_INLINE_BYTES = 1 << 20
 """Larger copies run in a private thread."""

@@ -11,7 +11,7 @@ from aiorlinf.errors import LinkError, RendezvousError
 from aiorlinf.link.connection import Connection
 from aiorlinf.wire.handshake import ClientHandshake, Done, Fail, Hello, Instruction, Refusal, ServerHandshake, Write
 
-__all__ = ["Refused", "ServerSide", "dial", "dial_unix"]
+__all__ = ["Refused", "ServerSide", "dial", "dial_unix", "tune"]
 
 _KEEPALIVE_IDLE_SECONDS = 20
 _KEEPALIVE_INTERVAL_SECONDS = 5

@@ -26,7 +26,7 @@ from aiorlinf.wire.frames import Flag, FrameType, frame
 if TYPE_CHECKING:
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["Link", "LinkState", "LinkStats"]
+__all__ = ["Link", "LinkState", "LinkStats", "PairHandler"]
 
 
 class LinkState(enum.Enum):
@@ -166,6 +166,7 @@ class Link:
             conn = self._conn
             assert conn is not None
             conn.send(frame(FrameType.GOODBYE, 0))
+            self.sender.pump.down()  # a payload that is not over by now is cut short: its send must not look done
             conn.finish()
 
     def end(self, make_error: Callable[[], AiorlinfError]) -> None:
@@ -177,10 +178,10 @@ class Link:
             self.settled.set_result(None)
         self.cause = make_error
         conn, self._conn = self._conn, None
-        if self.pairs is not None:
-            self.pairs.close()
         self.sender.fail_all(make_error)
         self.receiver.fail_all(make_error)
+        if self.pairs is not None:
+            self.pairs.close()
         if conn is not None:
             conn.abort()
         self._on_end(self)

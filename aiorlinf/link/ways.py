@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aiorlinf.backends.shm.arena import Region
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["LaneWay", "PayloadLane", "SharedWay", "Way"]
+__all__ = ["LaneWay", "PayloadLane", "SharedWay", "Way", "WayHost"]
 
 
 class Way(Protocol):
@@ -180,7 +180,9 @@ class LaneWay:
 
     def close(self) -> None:
         self._lane = None
-        self._queue.clear()
+        queue, self._queue = self._queue, deque()
+        for out in queue:
+            out.busy = False
 
 
 class SharedWay:
