@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 
-__all__: list[str] = []
+__all__ = ["main"]
 
 PR_SET_PDEATHSIG = 1
 

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 
-__all__: list[str] = []
+__all__ = ["main"]
 
 GRACE_S = 1.0
 
