@@ -173,7 +173,7 @@ def test_a_missed_aim_is_said_loudly() -> None:
 def test_summary_numbers() -> None:
     assert summarise([3.0, 1.0, 2.0])[:3] == (2.0, 1.0, 3.0)
     assert [number(value) for value in (0, 0.0123, 0.5, 5.678, 12.34, 123.4, 98765.4)] == [
-        "0", "0.0123", "0.50", "5.68", "12.3", "123", "98,765",
+        "0", "0.012", "0.50", "5.68", "12.3", "123", "98,765",
     ]  # fmt: skip
     assert quantile(list(range(1000)), 0.99) == 990
     assert quantile([7.0], 0.99) == 7.0

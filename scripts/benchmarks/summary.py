@@ -39,7 +39,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def number(value: float) -> str:
-    """Three significant digits, thousands separated, no exponent."""
+    """Three significant digits (two below 0.1), thousands separated, no exponent."""
     if value == 0:
         return "0"
     size = abs(value)
@@ -49,4 +49,4 @@ def number(value: float) -> str:
         return f"{value:.1f}"
     if size >= 0.095:
         return f"{value:.2f}"
-    return f"{value:.3g}"
+    return f"{value:.2g}"
