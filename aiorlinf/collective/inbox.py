@@ -35,6 +35,7 @@ class Inbox:
         self._key = stream_key(0, tag)
         self._waiting: deque[Receive] = deque()
         self._known: list[tuple[int, Incoming, Mailbox]] = []
+        self._prune_at = 64
         self._open = False
         self._closed = False
 
@@ -102,14 +103,24 @@ class Inbox:
         if self._closed:
             raise ClosedError("the inbox was closed")
         self._register()
+        if not self._take_known(receive):
+            self._waiting.append(receive)
+
+    def _take_known(self, receive: Receive) -> bool:
         while self._known:
             _, message, mailbox = self._known.pop(0)
             if message.queued:
                 mailbox.remove(message)
                 receive.receiver = mailbox.owner.receiver
                 receive.receiver.match(receive, message)
-                return
-        self._waiting.append(receive)
+                return True
+        return False
+
+    def again(self, receive: Receive) -> None:
+        """See `link.mailbox.Wildcard`. The next message may come from any worker."""
+        receive.receiver = None
+        if not self._take_known(receive):
+            self._waiting.appendleft(receive)
 
     def _register(self) -> None:
         if self._open:
@@ -134,8 +145,10 @@ class Inbox:
                 receive.receiver = mailbox.owner.receiver
                 receive.receiver.match(receive, message)
                 return True
-        if len(self._known) > 64 and not self._known[0][1].queued:
+        if len(self._known) > self._prune_at:
+            # Those that a `recv` took.
             self._known = [entry for entry in self._known if entry[1].queued]
+            self._prune_at = 64 + 2 * len(self._known)
         self._remember(mailbox, message)
         return False
 

@@ -124,10 +124,10 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.write(data)
 
     def finish(self) -> None:
-        """Send what is queued, then end our direction; reading goes on until the peer ends its own."""
+        """Send what is queued, then end our direction; reading goes on until the peer ends its own. What is sent later is dropped."""
         self._finishing = True
         self._flush()
-        if not self._out and self.transport is not None and not self.transport.is_closing():
+        if not self._out and not self.paused and self.transport is not None and not self.transport.is_closing():
             self._write_eof()
 
     def _write_eof(self) -> None:
@@ -286,6 +286,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def send(self, data: bytes) -> None:
         """Queue a whole small frame; it leaves with the others of this turn."""
+        if self._finishing:
+            return
         self._out.append(data)
         self._out_bytes += len(data)
         if self._out_bytes >= _FLUSH_BYTES:
@@ -316,7 +318,7 @@ class Connection(asyncio.BufferedProtocol):
         """Write one chunk now. The pieces must stay alive and unchanged until `drained`."""
         self._flush()
         transport = self.transport
-        if self._lost or transport is None or transport.is_closing():
+        if self._lost or self._finishing or transport is None or transport.is_closing():
             return
         header = HEADER.pack(size, FrameType.CHUNK, 0, 0, message_id)
         if len(pieces) > 1 and size <= _SMALL_PIECE_BYTES * len(pieces):
@@ -332,8 +334,8 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self.paused = False
         self._flush()
-        if self._finishing and not self._out and not self.paused and self.transport is not None and not self.transport.is_closing():
-            self._write_eof()
+        if self._finishing:
+            self.finish()
         if self._handler is not None:
             self._handler.on_writable()
 

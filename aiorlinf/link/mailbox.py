@@ -24,6 +24,9 @@ class Wildcard(Protocol):
     def offer(self, mailbox: Mailbox, message: Incoming) -> bool:
         """Called for a message that no posted receive takes. True: it was taken. False: it goes into the queue."""
 
+    def again(self, receive: Receive) -> None:
+        """The message that this receive had been given was withdrawn: it is the first to get another one."""
+
 
 class _Stream:
     __slots__ = ("arrived", "posted")

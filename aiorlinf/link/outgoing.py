@@ -41,7 +41,7 @@ class Outgoing:
         flat: the flattened object (keeps its tensors alive), or None.
         manifest: encoded description of `flat`.
         total: payload bytes.
-        charged: bytes taken from the window.
+        charged: bytes taken from the window, until the peer is told (START).
         position: payload bytes handed to the stream.
         stream_bytes: payload bytes that travel over the stream (the rest goes through a lane).
         busy: a way around the stream still uses the memory (`link.ways`).

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import orjson
 import torch
 
-from aiorlinf.errors import AiorlinfError, Mismatch, RemoteError, UsageError, WireError
+from aiorlinf.errors import AiorlinfError, ClosedError, Mismatch, RemoteError, UsageError, WireError
 from aiorlinf.link.delivery import Delivery, about, undecodable_fact
 from aiorlinf.link.incoming import Content, Incoming, Receive
 from aiorlinf.link.mailbox import Mailbox
@@ -262,6 +262,7 @@ class Receiver:
 
     def _refuse(self, message: Incoming, fact: dict[str, Any]) -> None:
         """Tell the sender, and throw away what is still to come."""
+        self._relieve(message)
         message.body = None
         if message.message_id in self.opened:
             assert message.content is not None
@@ -473,10 +474,11 @@ class Receiver:
             self.accept(message)
 
     def _withdrawn_whole(self, message_id: int) -> None:
-        """The sender cancelled a message that came in one frame: only one that still waits for its match can be withdrawn."""
-        for message in list(self._unmatched_tensors):
+        """The sender cancelled a message that is here already: it can be withdrawn until somebody takes it."""
+        for message in self.mailbox.all_queued():
             if message.message_id == message_id:
                 self._withdrawn(message)
+                return
 
     def _withdrawn(self, message: Incoming) -> None:
         """The sender cancelled: as if the message had never come."""
@@ -488,11 +490,39 @@ class Receiver:
         if receive is None:
             return
         receive.message = None
-        following = self.mailbox.first(message.key)
+        for following in self._matched_after(message):
+            # Each gets what the next one waited for, so that order stays strict.
+            later = following.receive
+            if later is None:
+                continue
+            self._unmatch(later, following)
+            self.match(receive, following)
+            receive = later
+            if receive.cancelled:
+                return
+        self._wait_on(receive)
+
+    def _wait_on(self, receive: Receive) -> None:
+        """The message of this receive was withdrawn: it gets the next one."""
+        key = receive.key
+        if receive.with_sender:
+            wildcard = self.mailbox.wildcards.get(key)
+            if wildcard is None:
+                receive.fail(about(ClosedError("the inbox was closed"), receive))
+            else:
+                wildcard.again(receive)
+            return
+        following = self.mailbox.first(key)
         if following is not None:
             self.match(receive, following)
         else:
-            self.mailbox.post(message.key, receive, at_head=True)
+            self.mailbox.post(key, receive, at_head=True)
+
+    def _matched_after(self, message: Incoming) -> list[Incoming]:
+        """Later messages of the same stream that are on their way to a receive, oldest first."""
+        key, order = message.key, message.order
+        later = [other for other in self.opened.values() if other.receive is not None and other.key == key and other.order > order]
+        return sorted(later, key=lambda other: other.order)
 
     def _void(self, message: Incoming, text: str) -> None:
         """The sender failed in the middle: the message is an error for whoever receives it."""
@@ -515,6 +545,10 @@ class Receiver:
         if message is None:
             self.mailbox.withdraw(receive.key, receive)
             return
+        self._unmatch(receive, message)
+        self._offer(message)
+
+    def _unmatch(self, receive: Receive, message: Incoming) -> None:
         receive.message = None
         message.receive = None
         content = message.content
@@ -527,7 +561,6 @@ class Receiver:
                 fresh = fresh_bytes(content.total)
                 content.sink.redirect([byte_view(fresh)])
                 content.tensors = [fresh]
-        self._offer(message)
 
     def give_back(self, receive: Receive, value: Any) -> None:
         """The caller was cancelled between delivery and taking the value: the message goes back to its place."""
@@ -542,6 +575,13 @@ class Receiver:
         self._offer(message)
 
     def _offer(self, message: Incoming) -> None:
+        """Nobody has it any more: it goes to the next receive, that one's message to the one after it, and so on."""
+        for following in self._matched_after(message):
+            later = following.receive
+            if later is not None:
+                self._unmatch(later, following)
+                self.match(later, message)
+                message = following
         receive = self.mailbox.waiting(message.key)
         if receive is not None:
             self.match(receive, message)

@@ -146,8 +146,7 @@ class Sender:
             self._open(conn, out, False)
 
     def _send_whole(self, conn: FrameWriter, out: Outgoing, body: bytes) -> None:
-        out.charged = len(body) + FRAME_COST
-        self._charged += out.charged
+        self._charged += len(body) + FRAME_COST
         if out.reply:
             self._register(out)
             out.state = State.SENT
@@ -215,6 +214,7 @@ class Sender:
         """Tell how the payload travels."""
         if self._conn is not None:
             self._conn.send(frame(FrameType.START, out.message_id, start.encode(), Flag.CHARGED if out.charged else 0))
+            out.charged = 0
 
     def begin_stream(self, out: Outgoing, threshold: int | None = None, start: Start = _OVER_STREAM) -> None:
         """The payload over the stream, but for leaves that go around it from `threshold` bytes on."""
@@ -327,6 +327,10 @@ class Sender:
         if self.pending.pop(out.message_id, None) is not None and out.flags & Flag.TENSOR:
             self._tensors -= 1
         self.release(out)
+        if out.charged:  # the peer never knew
+            self._charged -= out.charged
+            out.charged = 0
+            self._open_window()
         if self._backlog:
             self._work_off()
         elif self._idle is not None and not self.pending and not self._idle.done():
@@ -352,7 +356,12 @@ class Sender:
         if out.state == State.QUEUED:
             out.restore()
             out.state = State.DONE
-            out.work = None
+            backlog = self._backlog
+            while backlog and backlog[-1].state == State.DONE:
+                backlog.pop()
+            while backlog and backlog[0].state == State.DONE:
+                backlog.popleft()
+            self._forget(out)
             return
         self._stop_waiting(out)
         if out.busy:

@@ -1,0 +1,209 @@
+"""Random runs of two links, held against the model; see `tests.link.model` for what must hold."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import aiorlinf.link.connection
+import aiorlinf.link.delivery
+from tests.hypothesis_profiles import examples
+from tests.link.model import Model
+from tests.link.planned_lane import STEPS
+from tests.link.shapes import HEAVY, OBJECTS, TENSORS, Shape
+
+__all__: list[str] = []
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_limits() -> Iterator[None]:
+    """Limits at which the short messages of the model take all paths; and a quick garbage collection."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aiorlinf.link.delivery, "_HEAVY_SKELETON_BYTES", HEAVY)
+        patch.setattr(aiorlinf.link.connection, "_BULK_READ_BYTES", 60)
+        patch.setattr(aiorlinf.link.connection, "_SMALL_PIECE_BYTES", 50)
+        patch.setattr(logging.getLogger("aiorlinf"), "disabled", True)
+        patch.setattr(logging.getLogger("aiorlinf.link"), "disabled", True)
+        gc.collect()
+        gc.freeze()
+        yield
+        gc.unfreeze()
+
+
+side = st.integers(0, 1)
+sender = st.sampled_from([0, 0, 0, 1])  # most of it on one stream, so that much happens there
+receiver = st.sampled_from([1, 1, 1, 0])
+tag = st.sampled_from([0, 0, 0, 0, 1])
+index = st.integers(0, 12)
+size = st.sampled_from([1, 3, 16, 17, 40, 100, 300, 1000, 1 << 20])
+kind = st.sampled_from(["right", "right", "right", "right", "right", "object", "inbox", *[shape.tensor for shape in TENSORS[:2]]])
+
+calls = st.one_of(
+    st.tuples(st.just("send"), sender, tag, st.sampled_from(OBJECTS)),
+    st.tuples(st.just("send"), sender, tag, st.sampled_from(TENSORS)),
+    st.tuples(st.just("recv"), receiver, tag, kind, st.booleans()),
+    st.tuples(st.just("recv"), receiver, tag, kind, st.booleans()),
+    st.tuples(st.just("cancel_send"), index),
+    st.tuples(st.just("cancel_recv"), index),
+    st.tuples(st.just("cancel_recv"), index),
+    st.tuples(st.just("take"), index),
+    st.tuples(st.just("write"), index, index),
+)
+world = st.one_of(
+    st.tuples(st.just("read"), receiver, size),
+    st.tuples(st.just("read"), sender, size),
+    st.tuples(st.just("flow"), st.integers(1, 4)),
+    st.tuples(st.just("flow"), st.integers(1, 4)),
+    st.tuples(st.just("step_lane"), sender, st.sampled_from(STEPS)),
+    st.tuples(st.just("turn")),
+    st.tuples(st.just("tick")),
+    st.tuples(st.just("thread")),
+    st.tuples(st.just("up"), side),
+)
+end = st.one_of(
+    st.tuples(st.just("lose"), side, st.booleans()),
+    st.tuples(st.just("goodbye"), side),
+    st.tuples(st.just("goodbye"), side),
+)
+Step = tuple[Any, ...]
+
+
+def play(model: Model, steps: list[Step]) -> None:
+    """Let this happen, one after the other."""
+    for name, *args in steps:
+        if name in ("cancel_send", "write"):
+            if model.sendings:
+                getattr(model, name)(model.sendings[args[0] % len(model.sendings)], *args[1:])
+        elif name in ("cancel_recv", "take"):
+            if model.receivings:
+                getattr(model, name)(model.receivings[args[0] % len(model.receivings)])
+        else:
+            getattr(model, name)(*args)
+        model.check()
+
+
+def let_go(model: Model) -> list[weakref.ref[torch.Tensor]]:
+    """Forget what was sent, but keep the works of the sends: nothing of the library may hold on to it."""
+    gone = [weakref.ref(tensor) for sending in model.sendings for tensor in sending.tensors]
+    for sending in model.sendings:
+        sending.tensors.clear()
+        sending.obj = None
+    return gone
+
+
+def play_to_the_end(model: Model, steps: list[Step]) -> None:
+    """And look whether everything is received, nothing pends, and nothing is kept."""
+    play(model, steps)
+    model.finish()
+    received = [weakref.ref(receive.out) for receive in model.receivings if receive.out is not None]
+    sent = let_go(model)
+    if any(ref() is not None for ref in sent):
+        gc.collect()
+    assert [ref() for ref in sent if ref() is not None] == []
+    model.receivings.clear()
+    model._streams.clear()
+    if any(ref() is not None for ref in received):
+        gc.collect()
+    assert [ref() for ref in received if ref() is not None] == []
+
+
+@settings(max_examples=examples(250), deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    steps=st.lists(st.one_of(calls, world), max_size=60),
+    start_up=st.booleans(),
+    ending=st.none() | st.tuples(end, st.lists(st.one_of(calls, world), max_size=15)),
+    capacity=st.sampled_from([30, 100, 700, 1 << 30]),
+    chunk_bytes=st.sampled_from([40, 100, 256, 1000]),
+    lanes=st.sampled_from([(False, False), (False, False), (True, False), (True, True)]),
+    required=st.booleans(),
+)
+def test_any_run_of_two_links(
+    steps: list[Step],
+    start_up: bool,
+    ending: tuple[Step, list[Step]] | None,
+    capacity: int,
+    chunk_bytes: int,
+    lanes: tuple[bool, bool],
+    required: bool,
+) -> None:
+    model = Model(capacity=capacity, chunk_bytes=chunk_bytes, lanes=lanes, required=required)
+    both_up: list[Step] = [("up", 0), ("up", 1)]
+    try:
+        play_to_the_end(model, [*(both_up if start_up else []), *steps, *([] if ending is None else [*both_up, ending[0], *ending[1]])])
+    finally:
+        model.free()
+
+
+def _named(name: str) -> Shape:
+    return next(shape for shape in (*OBJECTS, *TENSORS) if shape.name == name)
+
+
+NOTE, ONE, BIG, TENSOR = map(_named, ("note", "one", "big", "tensor"))
+
+RUNS: dict[str, tuple[list[Step], bool]] = {
+    "a small message whose send was cancelled before the answer is not received": (
+        [("up", 0), ("up", 1), ("send", 0, 0, NOTE), ("cancel_send", 0)],
+        False,
+    ),
+    "a message cancelled before the link is up is let go": ([("send", 0, 0, ONE), ("cancel_send", 0)], False),
+    "what is to be answered after a goodbye is not written to the closed socket": (
+        [("send", 0, 0, ONE), ("send", 1, 0, ONE), ("up", 0), ("up", 1), ("goodbye", 0), ("flow", 3)],
+        False,
+    ),
+    "a payload that a goodbye cuts short is not taken for sent": (
+        [("up", 0), ("up", 1), ("recv", 1, 0, "right", True), ("flow", 1), ("send", 0, 0, BIG), ("read", 0, 1 << 20), ("goodbye", 0)],
+        False,
+    ),
+    "a message cancelled while its lane is made gives its share of the window back": (
+        [("up", 0), ("up", 1), ("send", 0, 0, ONE), ("cancel_send", 0), ("send", 0, 0, ONE)],
+        True,
+    ),
+    "what waits for a lane that is never made is let go at the end of the link": (
+        [("up", 0), ("up", 1), ("send", 0, 0, ONE), ("send", 0, 0, ONE), ("goodbye", 1)],
+        True,
+    ),
+    "a tensor that was accepted against a lock-out and then refused gives its room back": (
+        [("up", 0), ("up", 1), ("send", 0, 0, TENSOR), ("flow", 2), ("send", 1, 0, TENSOR), ("recv", 1, 0, "object", False)],
+        False,
+    ),
+    "when a receive is cancelled, the later ones get the earlier messages": (
+        [
+            *[("up", 0), ("up", 1), ("send", 0, 0, BIG), ("send", 0, 0, BIG), ("turn",)],
+            *[("recv", 1, 0, "right", False), ("recv", 1, 0, "right", False), ("read", 1, 1 << 20), ("cancel_recv", 0)],
+        ],
+        False,
+    ),
+    "when a send is cancelled, the earlier receives get the later messages": (
+        [
+            *[("up", 0), ("up", 1), ("send", 0, 0, BIG), ("send", 0, 0, BIG), ("send", 0, 0, NOTE), ("turn",)],
+            *[("recv", 1, 0, "right", False), ("recv", 1, 0, "right", False), ("read", 1, 1 << 20), ("cancel_send", 0), ("flow", 2)],
+        ],
+        False,
+    ),
+    "receives whose messages were withdrawn wait in their old order": (
+        [
+            *[("up", 0), ("up", 1), ("send", 0, 0, BIG), ("send", 0, 0, BIG), ("turn",)],
+            *[("recv", 1, 0, "right", False), ("recv", 1, 0, "right", False), ("read", 1, 1 << 20)],
+            *[("cancel_send", 0), ("cancel_send", 1), ("flow", 2), ("send", 0, 0, NOTE), ("flow", 2)],
+        ],
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_runs_that_once_went_wrong(name: str) -> None:
+    steps, lanes = RUNS[name]
+    model = Model(capacity=100, chunk_bytes=256, lanes=(lanes, lanes), required=lanes)
+    try:
+        play_to_the_end(model, steps)
+    finally:
+        model.free()
