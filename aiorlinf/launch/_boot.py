@@ -19,6 +19,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
+    """Set up this process and replace it by the command."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

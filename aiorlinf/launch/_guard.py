@@ -15,10 +15,10 @@ import time
 
 __all__ = ["main"]
 
-GRACE_S = 1.0
+_GRACE_S = 1.0
 
 
-def watch(parent: int) -> set[int]:
+def _watch(parent: int) -> set[int]:
     """The groups on the list at the launcher's end."""
     groups: set[int] = set()
     rest = b""
@@ -38,7 +38,7 @@ def watch(parent: int) -> set[int]:
     return groups
 
 
-def send(groups: set[int], number: int) -> set[int]:
+def _send(groups: set[int], number: int) -> set[int]:
     """Signal the groups; those that are still there."""
     alive = set()
     for group in groups:
@@ -51,14 +51,15 @@ def send(groups: set[int], number: int) -> set[int]:
 
 
 def main() -> None:
+    """Wait for the launcher's end, then end the groups."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    groups = send(watch(int(sys.argv[1])), signal.SIGTERM)
-    end = time.monotonic() + GRACE_S
+    groups = _send(_watch(int(sys.argv[1])), signal.SIGTERM)
+    end = time.monotonic() + _GRACE_S
     while groups and time.monotonic() < end:
         time.sleep(0.02)
-        groups = send(groups, 0)
-    send(groups, signal.SIGKILL)
+        groups = _send(groups, 0)
+    _send(groups, signal.SIGKILL)
 
 
 if __name__ == "__main__":
