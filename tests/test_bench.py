@@ -109,7 +109,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["ctrl-c", "terminated", "killed"])
 def test_no_process_outlives_the_benchmark(how: signal.Signals) -> None:
     # Enough rounds that it is surely still at it when the signal comes.
     command = [str(ROOT / "scripts" / "bench"), "p2p", "--only", "small_dict_rtt", "--peers", "pipe", "--rounds", "100000"]
@@ -124,6 +124,8 @@ def test_no_process_outlives_the_benchmark(how: signal.Signals) -> None:
             running.send_signal(how)
             running.wait(LIMIT_S / 2)
             wait_until(lambda: not any(map(alive, children)), "a process was left behind")
+            if how != signal.SIGKILL:
+                assert list(Path(temporary).iterdir()) == []
         finally:
             if running.poll() is None:
                 os.killpg(running.pid, signal.SIGKILL)

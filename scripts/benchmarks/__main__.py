@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -15,6 +16,7 @@ from pathlib import Path
 from scripts.benchmarks.cases import FULL, P2P, QUICK
 from scripts.benchmarks.contender import CONTENDERS
 from scripts.benchmarks.driver import run_rounds
+from scripts.benchmarks.results import Results
 from scripts.benchmarks.table import render
 
 __all__ = ["main"]
@@ -68,7 +70,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.profile is not None:
         profiles = asked.profile.resolve()
         profiles.mkdir(parents=True, exist_ok=True)
-    results = asyncio.run(run_rounds(cases, contenders, effort, rounds, profiles=profiles))
+
+    async def run() -> Results:
+        task = asyncio.ensure_future(run_rounds(cases, contenders, effort, rounds, profiles=profiles))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await task
+
+    try:
+        results = asyncio.run(run())
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("scripts/bench: stopped", file=sys.stderr)
+        return 130
     print(render(cases, results, facts, effort), end="")
     if asked.json is not None:
         asked.json.write_text(json.dumps({"facts": facts, "effort": effort.to_json(), **results.to_json()}, indent=1) + "\n")
