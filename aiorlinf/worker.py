@@ -221,7 +221,7 @@ class Worker:
                 unix[1].close()
             raise
         self._self = me
-        self._exchange.config = registration.config.cluster.collective
+        self._exchange.configure(registration.config.cluster.collective)
         self._ready.set_result((me, client))
 
     def _after_start(self, task: asyncio.Task[None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from _thread import get_ident
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from aiorlinf.wire.manifest import encode_manifest
 from aiorlinf.wire.tensor_header import sendable_leaf
 from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.deadline import NO_DEADLINE, current_deadline, effective_deadline, expire
+from aiorlinf.work.finished import finished
 
 if TYPE_CHECKING:
     from aiorlinf.link.table import LinkTable
@@ -41,10 +43,18 @@ class Exchange:
     def __init__(self, home: LoopHome, table: LinkTable, config: CollectiveConfig) -> None:
         self.home = home
         self.table = table
-        self.config = config
         self.local = table.address
+        self._links = table.by_address
+        self.configure(config)
         self._pid = os.getpid()
         self._closed = False
+
+    def configure(self, config: CollectiveConfig) -> None:
+        """The job's settings have come."""
+        self.config = config
+        self._inline_max = min(config.inline_max_bytes, config.max_message_bytes)
+        self._frame_max = min(config.inline_max_bytes + (1 << 16), config.max_message_bytes)
+        self._allow_pickle = config.allow_pickle
 
     def close(self) -> None:
         """Refuse new operations."""
@@ -63,6 +73,15 @@ class Exchange:
 
     def send(self, peer: WorkerAddress, context: int, obj: Any, tag: int, timeout: float | None) -> AsyncWork[None]:
         """Start to send any object."""
+        link = self._links.get(peer)
+        if link is not None and timeout is None and type(tag) is int and 0 <= tag <= MAX_TAG and self._plain():
+            # The common case in one go: the peer takes small messages of this stream, so this one is done when it is written.
+            sender = link.sender
+            key = context << 32 | tag
+            if key in sender.flowing:
+                body = encode_inline(obj, self._inline_max, allow_pickle=self._allow_pickle)
+                if type(body) is bytes and len(body) <= self._frame_max and sender.send_now(key, body):
+                    return finished(self.home)
         self.check(tag)
         config = self.config
         memory = self.table.memory
@@ -84,6 +103,15 @@ class Exchange:
             self._run(work, self._send, peer, out)
         self._limit(work, timeout, peer, tag)
         return work
+
+    def _plain(self) -> bool:
+        """We are on the home thread, open, under no deadline, and no tensor could be given away."""
+        return (
+            get_ident() == self.home.thread_id
+            and not self._closed
+            and current_deadline.get() is NO_DEADLINE
+            and not (self.table.memory is not None and self.table.memory.used)
+        )
 
     def _largest_frame(self) -> int:
         return self.config.inline_max_bytes + (1 << 16)
@@ -156,6 +184,22 @@ class Exchange:
 
     def recv(self, peer: WorkerAddress, context: int, tag: int, timeout: float | None) -> AsyncWork[Any]:
         """Ask for the next object of a stream."""
+        link = self._links.get(peer)
+        if (
+            link is not None
+            and timeout is None
+            and type(tag) is int
+            and 0 <= tag <= MAX_TAG
+            and get_ident() == self.home.thread_id
+            and not self._closed
+            and current_deadline.get() is NO_DEADLINE
+            and link.state is LinkState.UP
+        ):
+            receive = Receive(context << 32 | tag)
+            work: AsyncWork[Any] = AsyncWork(self.home, "recv", abort=cancel_receive, give_back=receive.give_back, detail=receive)
+            receive.work = work
+            link.receiver.post(receive)
+            return work
         self.check(tag)
         return self._receive("recv", peer, Receive(stream_key(context, tag)), timeout)
 

@@ -76,6 +76,7 @@ class Gift:
             out.moved = self._moved
             if out.flat is not None:
                 out.owned = self._owned
+                out.versions = out.flat.versions()  # emptying the handles counted as a write
 
 
 def encode_giving(obj: Any, memory: HostMemory, limit: int, allow_pickle: bool) -> tuple[bytes | Flat, Gift | None]:

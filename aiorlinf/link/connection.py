@@ -25,6 +25,8 @@ __all__ = ["Connection", "FrameHandler", "FrameWriter"]
 
 _STAGING_BYTES = 256 * 1024
 _BULK_READ_BYTES = 4096
+_READ_BYTES = 128 * 1024
+"""Of a chunk at once. libuv reads up to 32 times before anything else runs, so this bounds how long the loop is held up."""
 _FLUSH_BYTES = 256 * 1024
 _HIGH_WATER_BYTES = 32 * 1024
 _SMALL_PIECE_BYTES = 32 * 1024
@@ -33,8 +35,11 @@ _SMALL_PIECE_BYTES = 32 * 1024
 class FrameHandler(Protocol):
     """The link, as its connection sees it."""
 
+    def on_data(self, key: int, flags: int, body: memoryview) -> None:
+        """A DATA frame. `body` is only valid during the call."""
+
     def on_frame(self, kind: int, flags: int, key: int, body: memoryview) -> None:
-        """A whole frame other than a CHUNK. `body` is only valid during the call."""
+        """A whole frame other than DATA and CHUNK. `body` is only valid during the call."""
 
     def on_chunk(self, message_id: int) -> Sink | DiscardSink:
         """A chunk of this message begins; where its bytes go."""
@@ -93,6 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._flush_scheduled = False
+        self._fresh = True  # nothing was written yet since the loop last came to us
         self._finishing = False
         self._lost = False
         self.connected: asyncio.Future[None] = loop.create_future()
@@ -162,7 +168,7 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._chunk_left:
             assert self._sink is not None
-            return self._sink.view(self._chunk_left)
+            return self._sink.view(min(self._chunk_left, _READ_BYTES))
         if self._large is not None:
             return self._large[self._large_fill :]
         if self._start == self._end:
@@ -172,6 +178,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._staging[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._fresh = True
         if self._chunk_left:
             sink = self._sink
             assert sink is not None
@@ -221,6 +228,10 @@ class Connection(asyncio.BufferedProtocol):
         size = HEADER.size
         start = self._start
         end = self._end
+        handler = self._handler
+        if handler is None:
+            return
+        on_data = handler.on_data
         while end - start >= size:
             length, kind, flags, _extra, key = unpack(staging, start)
             if kind == FrameType.CHUNK:
@@ -249,7 +260,15 @@ class Connection(asyncio.BufferedProtocol):
                 break
             self._bulk = False
             self._start, self._end = stop, end
-            if not self._deliver(kind, flags, key, staging[start + size : stop]):
+            try:
+                if kind == FrameType.DATA:
+                    on_data(key, flags, staging[start + size : stop])
+                else:
+                    handler.on_frame(kind, flags, key, staging[start + size : stop])
+            except Exception as error:  # malformed input, or a fault of ours: after it the position in the stream means nothing
+                self._fail(error)
+                return
+            if self._handler is None:
                 return
             start = stop
         remaining = end - start
@@ -288,6 +307,13 @@ class Connection(asyncio.BufferedProtocol):
         """Queue a whole small frame; it leaves with the others of this turn."""
         if self._finishing:
             return
+        if self._fresh and not self._out and not self.paused and not self._lost:
+            # The first frame of a turn goes at once: that is what a single request or answer needs. The next ones leave together.
+            self._fresh = False
+            transport = self.transport
+            if transport is not None and not transport.is_closing():
+                transport.write(data)
+            return
         self._out.append(data)
         self._out_bytes += len(data)
         if self._out_bytes >= _FLUSH_BYTES:
@@ -298,6 +324,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _scheduled_flush(self) -> None:
         self._flush_scheduled = False
+        self._fresh = True
         self._flush()
 
     def _flush(self) -> None:

@@ -111,9 +111,10 @@ async def _prove(
             hello = await done
         return connection, hello
     except BaseException:
-        connection.abort()
-        if done.done() and not done.cancelled():
+        # Nobody looks at it any more, whatever the end of the connection would still put into it.
+        if not done.cancel() and not done.cancelled():
             done.exception()
+        connection.abort()
         raise
 
 

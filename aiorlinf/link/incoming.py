@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aiorlinf.wire.manifest import Manifest
     from aiorlinf.work.base import AsyncWork
 
-__all__ = ["Content", "Incoming", "Receive"]
+__all__ = ["Content", "Incoming", "Receive", "Whole"]
 
 
 class Receive:
@@ -203,3 +203,29 @@ class Incoming:
         self.value: list[Any] | None = None
         self.error: AiorlinfError | None = None
         self.queued = False
+
+
+class Whole(Incoming):
+    """A plain small message: it came whole in one frame, from `send`, and nobody waits for an answer.
+
+    There may be a hundred thousand of them in a second, and all but four of their attributes are the same: those lie in the class. What
+    is changed later goes into the instance.
+    """
+
+    __slots__ = ("__dict__",)
+
+    message_id = 0
+    is_tensor = False
+    want_reply = False
+    complete = True
+    content = None
+    receive = None
+    value = None
+    error = None
+    queued = False
+
+    def __init__(self, key: int, order: int, body: bytes, charged: int) -> None:
+        self.key = key
+        self.order = order
+        self.body = body
+        self.charged = charged

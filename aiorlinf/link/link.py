@@ -116,6 +116,7 @@ class Link:
         self.sender = Sender(home, config.chunk_bytes, local, remote)
         self.receiver = Receiver(home, self.mailbox, config, local, remote)
         self.receiver.tensor_sends_waiting = self.sender.tensors_waiting
+        self.on_data = self.receiver.on_data
         self._conn: FrameWriter | None = None
         self._on_end = on_end
         self._left = False
@@ -189,9 +190,7 @@ class Link:
     # ---- the connection's side (FrameHandler)
 
     def on_frame(self, kind: int, flags: int, key: int, body: memoryview) -> None:
-        if kind == FrameType.DATA:
-            self.receiver.on_data(key, flags, body)
-        elif kind == FrameType.CREDIT:
+        if kind == FrameType.CREDIT:
             self.sender.on_credit(key)
         elif kind == FrameType.OPEN:
             self.receiver.on_open(key, flags, body)
@@ -235,7 +234,7 @@ class Link:
         self.sender.pump.run()
 
     def before_flush(self) -> None:
-        report = self.receiver.take_report()
+        report = self.receiver.take_report(riding=True)
         if report is not None and self._conn is not None:
             self._conn.send(report)
 

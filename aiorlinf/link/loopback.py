@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 from aiorlinf.link.connection import FrameHandler
-from aiorlinf.wire.frames import HEADER
+from aiorlinf.wire.frames import HEADER, FrameType
 
 __all__ = ["Loopback"]
 
@@ -47,7 +47,11 @@ class Loopback:
                     return  # a goodbye ended the link
                 _, kind, flags, _, key = HEADER.unpack_from(data)
                 try:
-                    handler.on_frame(kind, flags, key, memoryview(data)[HEADER.size :])
+                    body = memoryview(data)[HEADER.size :]
+                    if kind == FrameType.DATA:
+                        handler.on_data(key, flags, body)
+                    else:
+                        handler.on_frame(kind, flags, key, body)
                 except Exception as error:  # a fault of ours ends this link and nothing else
                     self._handler = None
                     handler.on_lost(error)

@@ -28,6 +28,11 @@ class Wildcard(Protocol):
         """The message that this receive had been given was withdrawn: it is the first to get another one."""
 
 
+_IDLE_STREAMS = 64
+"""Streams that are empty at the moment are kept, up to so many in all: making them anew for every message would be the larger part of
+matching it."""
+
+
 class _Stream:
     __slots__ = ("arrived", "posted")
 
@@ -39,17 +44,17 @@ class _Stream:
 class Mailbox:
     """See the module. `wildcards` (stream key to inbox) and `orders` are shared by all mailboxes of a worker."""
 
-    __slots__ = ("_orders", "_streams", "owner", "wildcards")
+    __slots__ = ("_streams", "orders", "owner", "wildcards")
 
     def __init__(self, owner: Any, wildcards: dict[int, Wildcard], orders: Iterator[int]) -> None:
         self.owner = owner
         self.wildcards = wildcards
         self._streams: dict[int, _Stream] = {}
-        self._orders = orders
+        self.orders = orders
 
     def next_order(self) -> int:
         """The position of the message that is being announced, among all that this worker gets."""
-        return next(self._orders)
+        return next(self.orders)
 
     def waiting(self, key: int) -> Receive | None:
         """Take the receive that a message of this stream must go to, if one is posted."""
@@ -60,12 +65,15 @@ class Mailbox:
         while posted:
             receive = posted.popleft()
             if not receive.cancelled:
-                if not posted and not stream.arrived:
-                    del self._streams[key]
+                self._settle(key, stream)
                 return receive
-        if not stream.arrived:
-            del self._streams[key]
+        self._settle(key, stream)
         return None
+
+    def _settle(self, key: int, stream: _Stream) -> None:
+        """Forget a stream that is empty, if there are many."""
+        if len(self._streams) > _IDLE_STREAMS and not stream.posted and not stream.arrived:
+            del self._streams[key]
 
     def keep(self, message: Incoming) -> None:
         """Queue a message that no receive waits for, at the place of its order."""
@@ -93,8 +101,8 @@ class Mailbox:
             return None
         message = stream.arrived.popleft()
         message.queued = False
-        if not stream.arrived and not stream.posted:
-            del self._streams[key]
+        if len(self._streams) > _IDLE_STREAMS:
+            self._settle(key, stream)
         return message
 
     def post(self, key: int, receive: Receive, *, at_head: bool = False) -> None:
@@ -119,8 +127,7 @@ class Mailbox:
             posted.pop()
         while posted and posted[0].cancelled:
             posted.popleft()
-        if not posted and not stream.arrived:
-            del self._streams[key]
+        self._settle(key, stream)
 
     def remove(self, message: Incoming) -> None:
         """Forget a queued message, for instance because its sender withdrew it."""
@@ -128,8 +135,7 @@ class Mailbox:
         if stream is not None and message.queued:
             message.queued = False
             stream.arrived.remove(message)
-            if not stream.arrived and not stream.posted:
-                del self._streams[message.key]
+            self._settle(message.key, stream)
 
     def queued(self, key: int) -> Iterator[Incoming]:
         """The queued messages of a stream, oldest first."""
@@ -147,8 +153,7 @@ class Mailbox:
         for key, stream in list(self._streams.items()):
             taken.extend(receive for receive in stream.posted if not receive.cancelled)
             stream.posted.clear()
-            if not stream.arrived:
-                del self._streams[key]
+            self._settle(key, stream)
         return taken
 
     def posted_keys(self) -> list[int]:

@@ -9,11 +9,15 @@ import torch
 from aiorlinf.wire.frames import Flag
 
 if TYPE_CHECKING:
+    from aiorlinf.link.placement import Placement
     from aiorlinf.wire.flat import Flat
     from aiorlinf.wire.leaves import Leaf
     from aiorlinf.work.base import AsyncWork
 
-__all__ = ["Outgoing", "State", "goes_around"]
+__all__ = ["GIVEN_AWAY", "Outgoing", "State", "goes_around", "put_back"]
+
+GIVEN_AWAY = "_aiorlinf_given_away"
+"""Attribute of tensors whose memory was given away (`collective.giving`)."""
 
 
 class State:
@@ -46,10 +50,10 @@ class Outgoing:
         stream_bytes: payload bytes that travel over the stream (the rest goes through a lane).
         busy: a way around the stream still uses the memory (`link.ways`).
         lane_generation: of the pair that carries it, 0 for none.
-        in_shared: it was handed over in shared memory.
+        in_shared: where in shared memory it was handed over, None if it was not.
         owned: leaves that are in shared memory already, by index: their regions.
         moved: tensors that were given away by this send, with a second handle on their memory.
-        versions: version counters of the tensors when the payload started.
+        versions: version counters of the tensors at the call.
         attempt: how often the payload was started; chunks of an earlier attempt are dropped.
         withdrawn: cancelled, but a transfer that cannot be recalled still uses the memory.
         reply: the work finishes with the peer's answer.
@@ -109,11 +113,11 @@ class Outgoing:
         self.stream_bytes = total
         self.busy = False
         self.lane_generation = 0
-        self.versions: object = None
+        self.versions = None if flat is None else flat.versions()
         self.attempt = 0
         self.withdrawn = False
         self.reply = False
-        self.in_shared = False
+        self.in_shared: Placement | None = None
         self.owned: dict[int, Any] = {}
         self.moved: list[tuple[Any, Any]] = []
         self.sender: Any = None
@@ -127,15 +131,13 @@ class Outgoing:
         return f"tag {self.key & 0xFFFFFFFF}, {self.total} bytes, {STATE_NAMES[self.state]}"
 
     def unchanged(self) -> bool:
-        """Nobody has written to the tensors since the payload began, as far as their version counters tell."""
+        """Nobody has written to the tensors since the call, as far as their version counters tell."""
         return self.flat is None or self.flat.versions() == self.versions
 
     def restore(self) -> None:
         """The message did not get through: give tensors that were given away back to their handles."""
         moved, self.moved = self.moved, []
-        for tensor, memory in moved:
-            with torch.no_grad():
-                tensor.set_(memory)
+        put_back(moved)
 
     def stream_pieces(self, threshold: int | None) -> list[memoryview]:
         """The parts of the payload that travel over the stream, when leaves from `threshold` on do not."""
@@ -147,6 +149,14 @@ class Outgoing:
                 assert leaf.raw is not None
                 pieces.append(leaf.raw)
         return pieces
+
+
+def put_back(moved: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Give tensors that were given away their memory back."""
+    for tensor, memory in moved:
+        with torch.no_grad():
+            tensor.set_(memory)
+        delattr(tensor, GIVEN_AWAY)
 
 
 def goes_around(leaf: Leaf, threshold: int) -> bool:

@@ -18,7 +18,7 @@ import torch
 
 from aiorlinf.errors import AiorlinfError, ClosedError, Mismatch, RemoteError, UsageError, WireError
 from aiorlinf.link.delivery import Delivery, about, undecodable_fact
-from aiorlinf.link.incoming import Content, Incoming, Receive
+from aiorlinf.link.incoming import Content, Incoming, Receive, Whole
 from aiorlinf.link.mailbox import Mailbox
 from aiorlinf.link.memory import byte_tensor, byte_view, fresh_bytes
 from aiorlinf.link.shared import SharedIn
@@ -124,9 +124,9 @@ class Receiver:
         if data is not None and self._conn is not None:
             self._conn.send(data)
 
-    def take_report(self) -> bytes | None:
-        """The CREDIT frame that is due, if any."""
-        if self._conn is None:
+    def take_report(self, *, riding: bool = False) -> bytes | None:
+        """The CREDIT frame that is due, if any. One that rides on another write costs the peer a frame all the same."""
+        if self._conn is None or (riding and not self.window.worth_telling):
             return None
         total = self.window.report()
         return None if total is None else frame(FrameType.CREDIT, total)
@@ -146,7 +146,7 @@ class Receiver:
         cost = size + FRAME_COST
         self.window.arrive(cost)
         mailbox = self.mailbox
-        order = mailbox.next_order()
+        order = next(mailbox.orders)
         receive = mailbox.waiting(key)
         if receive is not None and not flags and receive.tensor_out is None:
             # The common case: somebody waits for it, nobody waits for an answer.
@@ -154,14 +154,10 @@ class Receiver:
             receive.order = order
             if key not in self._flowing:
                 self._flow(key)
-            try:
-                value = decode_inline(body, allow_pickle=self.allow_pickle)
-            except Exception as error:  # whatever an unpickled class raises concerns this message only
-                failure = self.delivery.undecodable(error, receive)
-                self._regret(key, 0, undecodable_fact(failure))
-                receive.fail(failure)
-                return
-            receive.finish(value)
+            self._hand_out(receive, key, body)
+            return
+        if receive is None and not flags:
+            self._keep(Whole(key, order, bytes(body), cost))
             return
         message = Incoming(key, order, message_id, is_tensor=bool(flags & Flag.TENSOR), want_reply=bool(flags & Flag.WANT_REPLY))
         message.charged = cost
@@ -297,11 +293,32 @@ class Receiver:
     def post(self, receive: Receive) -> None:
         """A receive of ours: it gets the oldest message of its stream, or waits."""
         receive.receiver = self
-        message = self.mailbox.first(receive.key)
+        key = receive.key
+        message = self.mailbox.first(key)
         if message is None:
-            self.mailbox.post(receive.key, receive)
+            self.mailbox.post(key, receive)
+        elif type(message) is Whole and receive.tensor_out is None and key in self._flowing:
+            # The common case of `match` and all that follows it.
+            receive.order = message.order
+            self._consume(message.charged)
+            assert message.body is not None
+            self._hand_out(receive, key, memoryview(message.body))
         else:
             self.match(receive, message)
+
+    def _hand_out(self, receive: Receive, key: int, body: memoryview) -> None:
+        """A whole small message becomes the receive's value."""
+        try:
+            value = decode_inline(body, allow_pickle=self.allow_pickle)
+        except Exception as error:  # whatever an unpickled class raises concerns this message only
+            failure = self.delivery.undecodable(error, receive)
+            self._regret(key, 0, undecodable_fact(failure))
+            receive.fail(failure)
+            return
+        work = receive.work
+        receive.work = None
+        if work is not None:
+            work._finish(value)
 
     def match(self, receive: Receive, message: Incoming) -> None:
         """`message`, taken from its queue, goes to `receive`."""

@@ -54,6 +54,7 @@ class Sender:
         window: bytes the peer accepts before a receive is posted.
         ways: around the stream, in order of preference.
         messages, payload_bytes: sent so far; `around_bytes` of them around the stream.
+        flowing: streams whose messages general receives take: small sends there are done once written.
         pending: by message id, everything the peer may still answer or that is not fully written.
     """
 
@@ -72,7 +73,7 @@ class Sender:
         self._charged = 0
         self._consumed = 0
         self._next_id = 1
-        self._flowing: set[int] = set()
+        self.flowing: set[int] = set()
         self._backlog: deque[Outgoing] = deque()  # not admitted yet: the link is not up, or too much is pending
         self._waiting: deque[Outgoing] = deque()  # general messages that wait for the window
         self._working_off = False
@@ -101,20 +102,25 @@ class Sender:
         finally:
             self._working_off = False
 
-    def send_small(self, work: AsyncWork[None], key: int, body: bytes) -> None:
-        """A general message whose payload is in `body`. The common case, kept short."""
+    def send_now(self, key: int, body: bytes) -> bool:
+        """Write a whole small general message of a stream in `flowing`, if the window has room. The common case, kept short."""
         size = len(body)
         charged = self._charged + size + FRAME_COST
-        if key in self._flowing and charged - self._consumed <= self.window and not self._backlog:
-            conn = self._conn
-            if conn is not None:
-                self._charged = charged
-                self.messages += 1
-                self.payload_bytes += size
-                conn.send(HEADER.pack(size, FrameType.DATA, 0, 0, key) + body)
-                work._finish(None)
-                return
-        self.send(Outgoing(work, key, body=body, total=size))
+        conn = self._conn
+        if conn is None or charged - self._consumed > self.window or self._backlog:
+            return False
+        self._charged = charged
+        self.messages += 1
+        self.payload_bytes += size
+        conn.send(HEADER.pack(size, FrameType.DATA, 0, 0, key) + body)
+        return True
+
+    def send_small(self, work: AsyncWork[None], key: int, body: bytes) -> None:
+        """A general message whose payload is in `body`."""
+        if key in self.flowing and self.send_now(key, body):
+            work._finish(None)
+        else:
+            self.send(Outgoing(work, key, body=body, total=len(body)))
 
     def send(self, out: Outgoing) -> None:
         """Take a message; its work finishes by the rules of the module."""
@@ -131,7 +137,7 @@ class Sender:
         self.messages += 1
         self.payload_bytes += out.total
         around = next((way for way in self.ways if way.takes(out)), None)
-        out.reply = bool(out.flags & Flag.TENSOR) or out.key not in self._flowing or around is not None
+        out.reply = bool(out.flags & Flag.TENSOR) or out.key not in self.flowing or around is not None
         if out.reply:
             out.flags |= Flag.WANT_REPLY
         if out.body is None:
@@ -202,8 +208,6 @@ class Sender:
         self._charged += charge
         out.charged = charge
         out.state = State.STARTED
-        if out.flat is not None:
-            out.versions = out.flat.versions()
         for way in self.ways:
             if way.takes(out):
                 way.begin(out)
@@ -248,7 +252,8 @@ class Sender:
     def end_withdrawn(self, out: Outgoing) -> None:
         """The caller has cancelled, and nothing uses the memory any more."""
         self._end(out, b"", Flag.WITHDRAWN)
-        out.restore()
+        if not any(way.revoke(out) for way in self.ways):
+            out.restore()
         self._forget(out)
 
     def void(self, out: Outgoing, error: AiorlinfError) -> None:
@@ -271,13 +276,16 @@ class Sender:
 
     def on_flow(self, key: int) -> None:
         """General receives take this stream's messages: small sends on it are done once written."""
-        if len(self._flowing) < _FLOWING_LIMIT:
-            self._flowing.add(key)
+        if len(self.flowing) < _FLOWING_LIMIT:
+            self.flowing.add(key)
 
     def on_accepted(self, message_id: int) -> None:
         """The message is in the peer's hands."""
         out = self.pending.get(message_id)
-        if out is not None and out.state in (State.STARTED, State.SENT):
+        if out is None:
+            for way in self.ways:
+                way.accepted(message_id)
+        elif out.state in (State.STARTED, State.SENT):
             self._done(out)
 
     def on_refused(self, message_id: int, body: memoryview) -> None:
@@ -286,7 +294,7 @@ class Sender:
         if out is None:
             self._on_regret(bytes(body))
             return
-        self._flowing.discard(out.key)
+        self.flowing.discard(out.key)
         self._stop_waiting(out)
         if out.state != State.SENT:
             self._end(out, b"", Flag.WITHDRAWN)
@@ -300,7 +308,7 @@ class Sender:
             raise WireError(f"{self.remote} refuses a message without a readable reason") from None
         if type(key) is not int:
             return
-        self._flowing.discard(key)
+        self.flowing.discard(key)
         error = _refusal(body, self.remote)
         error.fill(operation="send", tag=key & 0xFFFFFFFF, local=self.local, remote=self.remote)
         log.warning("a message was lost after its send was done: %s", error)
@@ -324,6 +332,7 @@ class Sender:
     def _forget(self, out: Outgoing) -> None:
         out.state = State.DONE
         out.work = None
+        out.moved = []
         if self.pending.pop(out.message_id, None) is not None and out.flags & Flag.TENSOR:
             self._tensors -= 1
         self.release(out)
@@ -372,6 +381,7 @@ class Sender:
     def fail_all(self, make_error: Callable[[], AiorlinfError]) -> None:
         """The link has ended: nothing that is unfinished will finish."""
         self._conn = None
+        self.flowing.clear()
         self.pump.down()
         ended = self.unfinished()
         self._backlog.clear()
@@ -381,6 +391,8 @@ class Sender:
         for out in ended:
             error = make_error()
             error.fill(bytes_done=out.position, bytes_expected=out.total)
+            if out.in_shared is not None:
+                out.moved = []  # the peer may look at that memory
             self._fail(out, error)
 
     def tensors_waiting(self) -> bool:

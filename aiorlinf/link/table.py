@@ -9,7 +9,7 @@ import logging
 import random
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aiorlinf.address import Identity, Incarnation, WorkerAddress
@@ -100,6 +100,11 @@ class LinkTable:
             self._connects[peer] = self.home.spawn(self._connect(link), f"link {peer}")
         return link
 
+    @property
+    def by_address(self) -> Mapping[WorkerAddress, Link]:
+        """The links that have not ended; a live view."""
+        return self._links
+
     def peek(self, peer: WorkerAddress) -> Link | None:
         """The link to a worker, if there is one."""
         return self._links.get(peer)
@@ -175,7 +180,8 @@ class LinkTable:
         old = self._ended.get(peer)
         while link.state is LinkState.CONNECTING:
             record = await self._find(peer, old, manager, end - time.monotonic())
-            old = None
+            if old is not None and record.identity != old.identity:
+                old = None  # a new life; otherwise the manager may not know of the death yet
             where = f"{record.host}:{record.port}"
             try:
                 await self._dial(link, me, record)

@@ -47,6 +47,11 @@ class ReceiveWindow:
         self.consumed += cost
         return self.consumed - self.reported > self.size >> 2
 
+    @property
+    def worth_telling(self) -> bool:
+        """Enough was returned that the sender should know soon."""
+        return self.consumed - self.reported > self.size >> 6
+
     def report(self) -> int | None:
         """The running sum that the sender should be told now, None if it knows it."""
         if self.consumed == self.reported:

@@ -6,6 +6,7 @@ flat container of tensors, is read once per form.
 
 from __future__ import annotations
 
+from pickle import dumps
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from aiorlinf.wire.leaves import Device, LeafSpec, known_spec, tensor_bytes, ten
 from aiorlinf.wire.manifest import HEAD, Limits, Manifest, encode_manifest, read_manifest
 from aiorlinf.wire.tree import assemble, flatten
 
-__all__ = ["MANIFEST_MAX", "decode_inline", "encode_inline", "pack_inline"]
+__all__ = ["MANIFEST_MAX", "decode_inline", "encode_inline", "is_plain", "pack_inline"]
 
 MANIFEST_MAX = 1024 * 1024
 """A message with a larger manifest is not inline, however small its payload."""
@@ -31,6 +32,42 @@ _OBJECT = int(Kind.OBJECT)
 _HEAD_SIZE = HEAD.size
 _CACHE_MAX = 512
 _CACHED_MAX = 2048
+
+_SHORT = 32 * 1024
+"""A pickle this short has no frame that would have to travel as a leaf."""
+
+_PLAIN = frozenset({int, float, bool, str, type(None), complex})
+_SEQUENCES = frozenset({list, tuple})
+
+
+def is_plain(obj: Any) -> bool:
+    """Certainly only scalars and short text in at most two layers of dict, list and tuple: the pickler need not look for tensors.
+
+    False says nothing. Large objects are not looked through.
+    """
+    cls = type(obj)
+    if cls in _PLAIN:
+        return True
+    if cls is dict:
+        if len(obj) > 64 or not _PLAIN.issuperset(map(type, obj)):
+            return False
+        values = obj.values()
+    elif cls in _SEQUENCES:
+        if _PLAIN.issuperset(map(type, obj)):
+            return True
+        if len(obj) > 64:
+            return False
+        values = obj
+    else:
+        return False
+    for value in values:
+        kind = type(value)
+        if kind in _PLAIN:
+            continue
+        if kind not in _SEQUENCES or len(value) > 256 or not _PLAIN.issuperset(map(type, value)):
+            return False
+    return True
+
 
 # Manifests of single tensors, by their entries.
 _heads: dict[bytes, bytes] = {}
@@ -55,6 +92,10 @@ def encode_inline(obj: Any, limit: int, *, allow_pickle: bool = True) -> bytes |
             if head is None:
                 head = _heads[spec.entry] = _head(spec)
             return head + tensor_bytes(obj, spec)
+    elif allow_pickle and is_plain(obj):
+        text = dumps(obj, 5)
+        if len(text) < _SHORT:
+            return HEAD.pack(_OBJECT, 0, 0, len(text), 0) + text
     flat = flatten(obj, allow_pickle=allow_pickle)
     if not flat.leaves and not flat.flags and len(flat.skeleton) == 1:
         skeleton = flat.skeleton[0]
