@@ -51,6 +51,8 @@ def carried_by(carrier: str, **collective: Any) -> dict[str, Any]:
     """The configuration with which every payload goes this way."""
     if carrier != "frame":
         collective.setdefault("inline_max_bytes", 0)
+    if carrier == "shm":
+        collective.setdefault("shared_memory", {"segment_bytes": 1 << 20})  # the default takes a while to be made
     return {"cluster": {"collective": {"backend": BACKENDS[carrier], **collective}}}
 
 
