@@ -29,6 +29,7 @@ from aiorlinf.rendezvous.hosts import host_identity, interface_host, open_listen
 from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.home import LoopHome
 from aiorlinf.work.loop_thread import LoopThread
+from aiorlinf.work.steps import AsyncFuncWork
 
 if TYPE_CHECKING:
     from aiorlinf.address import Incarnation
@@ -386,26 +387,34 @@ class Worker:
         """An uninitialised CPU tensor, as `torch.empty`, in memory that a worker of the same host can be given without a copy.
 
         Sending it gives it away: from the call of `send` or `send_tensor` on the handle has no elements, and sending it again is an
-        error; views and NumPy arrays made from it before must not be used either. A send that fails or is cancelled gives it back.
+        error. The same holds for a `Parameter` made of it. Views of it (slices, `view`, `detach`, NumPy arrays) stay what they are: they
+        are sent by copy, and where one is still there when the handle is sent, that payload is copied, too.
+
+        A send that fails or is cancelled gives the memory back to the handle, unless the peer may have it: if the connection is lost
+        after the message has left, the handle stays empty, and after a cancel it stays empty until the peer says that nobody took it.
+
         Where memory cannot be shared, or the bound (cluster.collective.shared_memory.max_bytes) is reached, it is an ordinary tensor, which
-        sends copy and leave as it is.
+        sends copy and leave as it is. A new memory file gets its pages as they are first touched.
+
+        From another thread than the worker's this waits for the worker's loop.
 
         Args:
             size: the shape, as one sequence or as several numbers.
             dtype: torch's default dtype if left out.
 
         Raises:
-            UsageError: before the worker has joined.
+            UsageError: before the worker has joined; not a shape, or a dtype without plain memory.
         """
         self._joined()
         shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
-        dims = torch.Size(shape)  # type: ignore[arg-type]  # checked by torch
+        dims = tuple(torch.Size(shape))  # type: ignore[arg-type]  # checked by torch
+        dtype = dtype or torch.get_default_dtype()
         memory = self._table.memory
         assert memory is not None
         if self.home.on_home():
-            return memory.empty(tuple(dims), dtype or torch.get_default_dtype())
-        work: AsyncWork[torch.Tensor] = AsyncWork(self.home, "empty")
-        self.home.call(lambda: work._finish(memory.empty(tuple(dims), dtype or torch.get_default_dtype())))
+            return memory.empty(dims, dtype)
+        work: AsyncFuncWork[torch.Tensor] = AsyncFuncWork(self.home, memory.empty, (dims, dtype), {})
+        self.home.call(work._start_alone)
         return work.wait()
 
     def empty_like(self, tensor: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -93,14 +93,12 @@ class Exchange:
         key = stream_key(context, tag)
         if type(message) is bytes and len(message) <= self._largest_frame():
             self._check_size(len(message))
-            if gift is not None:
-                gift.give()
-            self._run(work, self._send_small, peer, work, key, message)
+            if gift is None:
+                self._run(work, self._send_small, peer, work, key, message)
+            else:
+                self._start(work, peer, Outgoing(work, key, body=message, total=len(message)), gift)
         else:
-            out = self._large(work, key, message)
-            if gift is not None:
-                gift.give(out)
-            self._run(work, self._send, peer, out)
+            self._start(work, peer, self._large(work, key, message), gift)
         self._limit(work, timeout, peer, tag)
         return work
 
@@ -151,8 +149,6 @@ class Exchange:
         key = stream_key(context, tag)
         memory = self.table.memory
         gift = Gift.of(memory, [leaf]) if memory is not None and memory.used else None
-        if gift is not None:
-            leaf = gift.leaves[0]
         head = leaf.spec.entry
         if leaf.nbytes <= self.config.inline_max_bytes:
             body = head + leaf.tobytes()
@@ -160,17 +156,30 @@ class Exchange:
         else:
             flat = Flat(Kind.TENSOR, [], [leaf])
             out = Outgoing(work, key, flags=Flag.TENSOR, flat=flat, manifest=head, total=leaf.nbytes)
-        if gift is not None:
-            gift.give(out)
-        self._run(work, self._send, peer, out)
+        self._start(work, peer, out, gift)
         self._limit(work, timeout, peer, tag)
         return work
+
+    def _start(self, work: AsyncWork[None], peer: WorkerAddress, out: Outgoing, gift: Gift | None) -> None:
+        if gift is None:
+            self._run(work, self._send, peer, out)
+            return
+        gift.give(out)
+        try:
+            self._run(work, self._send, peer, out)
+        except BaseException:
+            out.restore()
+            raise
 
     def _send_small(self, peer: WorkerAddress, work: AsyncWork[None], key: int, body: bytes) -> None:
         self.table.obtain(peer).sender.send_small(work, key, body)
 
     def _send(self, peer: WorkerAddress, out: Outgoing) -> None:
-        link = self.table.obtain(peer)
+        try:
+            link = self.table.obtain(peer)
+        except AiorlinfError:
+            out.restore()
+            raise
         link.sender.send(out)
         if out.flags & Flag.TENSOR:
             link.receiver.relieve_lockout()

@@ -2,7 +2,11 @@
 
 They lie in shared memory already, so nothing is copied: the receiver gets the very memory. A handle here that could still write to it
 would change what the receiver has; so from the call of `send` on the handle is empty (no elements), and sending it again is an error.
-This holds whatever the size and whichever way the message goes. A send that fails or is cancelled gives the memory back to the handle.
+This holds whatever the size and whichever way the message goes. What counts as the handle: the tensor that `empty` returned, and a
+`Parameter` made of it. Views of it (slices, `view`, `detach`, NumPy arrays) are not: they are sent like any tensor, by copy, and where
+one is still there when the handle is sent, the payload is copied instead of given, so that the view goes on showing memory of its own.
+
+A send that fails or is cancelled gives the memory back to the handle, unless the peer may have it.
 """
 
 from __future__ import annotations
@@ -12,33 +16,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aiorlinf.errors import UsageError
+from aiorlinf.errors import UnsupportedObject, UsageError
+from aiorlinf.link.outgoing import GIVEN_AWAY
 from aiorlinf.wire.inline import pack_inline
-from aiorlinf.wire.leaves import Leaf
+from aiorlinf.wire.leaves import Device, Leaf, LeafSpec, tensor_over
 from aiorlinf.wire.tree import flatten
 
 if TYPE_CHECKING:
     from aiorlinf.backends.shm.arena import Region
-    from aiorlinf.link.host_memory import HostMemory
+    from aiorlinf.link.host_memory import HostMemory, Made
     from aiorlinf.link.outgoing import Outgoing
     from aiorlinf.wire.flat import Flat
 
 __all__ = ["Gift", "encode_giving"]
 
-_MARK = "_aiorlinf_given_away"
-
 
 class Gift:
-    """The tensors of one message that are given away by it.
+    """The tensors of one message that are given away by it. Any thread."""
 
-    Attributes:
-        leaves: the message's leaves; those given away show their memory through a second handle.
-    """
-
-    def __init__(self, leaves: list[Leaf], moved: list[tuple[torch.Tensor, torch.Tensor]], owned: dict[int, Region]) -> None:
-        self.leaves = leaves
-        self._moved = moved
-        self._owned = owned
+    def __init__(self, memory: HostMemory, given: list[tuple[int, Leaf, Made]]) -> None:
+        self._memory = memory
+        self._given = given
 
     @classmethod
     def of(cls, memory: HostMemory, leaves: Sequence[Leaf]) -> Gift | None:
@@ -47,44 +45,63 @@ class Gift:
         Raises:
             UsageError: one was given away before.
         """
-        fresh = list(leaves)
-        moved: list[tuple[torch.Tensor, torch.Tensor]] = []
-        owned: dict[int, Region] = {}
+        given = []
         for index, leaf in enumerate(leaves):
             tensor = leaf.tensor
             if tensor is None:
                 continue
-            if not leaf.nbytes:
-                if hasattr(tensor, _MARK):
-                    raise UsageError("the tensor was given away by an earlier send", hint="a tensor made with comm.empty can be sent once")
-                continue
-            region = memory.owned(tensor)
-            if region is not None:
-                handle = tensor.detach()
-                fresh[index] = Leaf(leaf.spec, handle, handle, None)
-                moved.append((tensor, handle))
-                owned[index] = region
-        return cls(fresh, moved, owned) if moved else None
+            if leaf.nbytes:
+                made = memory.made(tensor)
+                if made is not None:
+                    given.append((index, leaf, made))
+            elif hasattr(tensor, GIVEN_AWAY):
+                raise UsageError("the tensor was given away by an earlier send", hint="a tensor made with comm.empty can be sent once")
+        return cls(memory, given) if given else None
 
-    def give(self, out: Outgoing | None = None) -> None:
-        """Empty the handles: the message is accepted. Without `out` its bytes have been copied already."""
-        for tensor, _ in self._moved:
-            with torch.no_grad():
-                tensor.set_()  # type: ignore[call-overload]  # the stubs miss the form without arguments
-            setattr(tensor, _MARK, True)
-        if out is not None:
-            out.moved = self._moved
-            if out.flat is not None:
-                out.owned = self._owned
-                out.versions = out.flat.versions()  # emptying the handles counted as a write
+    def give(self, out: Outgoing) -> None:
+        """Empty the handles: the message is accepted."""
+        moved: list[tuple[torch.Tensor, torch.Tensor]] = []
+        owned: dict[int, Region] = {}
+        # As a context: what is made here must be usable outside of an inference mode that the caller may be in.
+        with torch.inference_mode(False), torch.no_grad():
+            for index, leaf, made in self._given:
+                tensor = leaf.tensor
+                assert tensor is not None
+                memory, alone = self._empty(tensor, leaf.spec, made)
+                setattr(tensor, GIVEN_AWAY, True)
+                moved.append((tensor, memory))
+                if out.flat is None:
+                    continue  # its bytes have been copied already
+                out.flat.leaves[index] = Leaf(leaf.spec, memory, memory, None)
+                if alone:
+                    owned[index] = made.region
+        out.moved = moved
+        out.owned = owned
+        if out.flat is not None:
+            out.versions = out.flat.versions()  # emptying the handles counted as a write
+
+    def _empty(self, tensor: torch.Tensor, spec: LeafSpec, made: Made) -> tuple[torch.Tensor, bool]:
+        """Empty a handle; another one on its memory, and whether nobody else looks at that."""
+        plain = LeafSpec(spec.nbytes, spec.dtype, spec.shape)
+        memory, token = self._memory.another(made, plain)
+        tensor.set_()  # type: ignore[call-overload]  # the stubs miss the form without arguments
+        other = made.root_besides(token)
+        if other is None:
+            return memory, True
+        # A detached tensor shares its version counter with the views, so that writing to one during the copy is noticed.
+        tensor.set_(tensor_over(other, plain))  # type: ignore[call-overload]
+        memory = tensor.detach()
+        tensor.set_()  # type: ignore[call-overload]
+        return memory, False
 
 
 def encode_giving(obj: Any, memory: HostMemory, limit: int, allow_pickle: bool) -> tuple[bytes | Flat, Gift | None]:
     """As `encode_inline`, and what the message gives away."""
     flat = flatten(obj, allow_pickle=allow_pickle)
     gift = Gift.of(memory, flat.leaves)
-    if gift is not None:
-        flat.leaves = gift.leaves
-    if flat.payload_bytes <= limit and all(leaf.raw is not None for leaf in flat.leaves):
-        return pack_inline(flat), gift
+    if flat.payload_bytes <= limit and all(leaf.spec.device is Device.CPU for leaf in flat.leaves):
+        try:
+            return pack_inline(flat), gift
+        except UnsupportedObject:  # the manifest is too large for that
+            pass
     return flat, gift

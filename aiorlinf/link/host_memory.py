@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -26,19 +27,51 @@ if TYPE_CHECKING:
     from aiorlinf.link.link import Link
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["HostMemory"]
+__all__ = ["HostMemory", "Made"]
 
 log = logging.getLogger("aiorlinf.link")
+
+EARLY_SECONDS = 30.0
+"""A peer that connects to pass descriptors has a link here by then, or never."""
 
 _EARLY_LIMIT = 256
 
 
+class Made:
+    """Memory of a tensor made with `empty`.
+
+    Attributes:
+        region: it fills this.
+        handle: the tensor that `empty` returned.
+        roots: the arrays over the memory, by number. All that looks at the memory here refers to one of them.
+    """
+
+    __slots__ = ("handle", "region", "roots")
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.handle: weakref.ref[torch.Tensor] | None = None
+        self.roots: dict[int, weakref.ref[Any]] = {}
+
+    def is_handle(self, tensor: torch.Tensor) -> bool:
+        """The tensor stands for the memory: it is the one that was made, or a Parameter of all of it."""
+        if tensor.nbytes != self.region.size:
+            return False
+        return (self.handle is not None and self.handle() is tensor) or type(tensor) is torch.nn.Parameter
+
+    def root_besides(self, token: int) -> Any:
+        """An array over the memory that something here looks at, other than this one; None if there is none."""
+        others = [reference() for other, reference in list(self.roots.items()) if other != token]
+        return next((root for root in others if root is not None), None)
+
+
 class HostMemory:
-    """See the module. Home thread only, but for `owned`.
+    """See the module. Home thread only, but for `made` and `another`.
 
     Attributes:
         problem: why this worker cannot share memory, None if it can.
         arena: the memory of its sends.
+        used: `empty` has been called.
     """
 
     def __init__(
@@ -47,17 +80,18 @@ class HostMemory:
         self.home = home
         self.problem = shm_problem() if config.enabled else "cluster.collective.shared_memory.enabled is off"
         self.arena = Arena(home, config.max_bytes, config.segment_bytes)
-        self.arena.on_retire = self._retired
-        self._find = find
-        self._links = links
+        self.arena.on_drop = self._dropped
+        self.used = False
+        self._find: Callable[[str], Link | None] = find
+        self._links: Callable[[], list[Link]] = links
         self._key = secrets.token_hex(32)
         self._listener: DescriptorListener | None = None
-        self._early: dict[tuple[str, int], DescriptorReader] = {}
-        self._owned: dict[int, Region] = {}
-        self.used = False
+        self._early: dict[DescriptorReader, tuple[str, int]] = {}
+        self._made: dict[int, Made] = {}
+        self._tokens = itertools.count()
         if self.problem is None:
             try:
-                self._listener = DescriptorListener(home.loop, self._key, self._attach)
+                self._listener = DescriptorListener(home.loop, self._key, self._attach, self._cut_off)
             except OSError as error:
                 self.problem = f"no socket for descriptors can be opened: {error}"
 
@@ -73,7 +107,7 @@ class HostMemory:
             return "the workers are on different hosts"
         if self.problem is not None:
             return self.problem
-        if "problem" in hello or not hello:
+        if "problem" in hello or not (isinstance(hello.get("name"), str) and isinstance(hello.get("key"), str)):
             return f"the peer says: {str(hello.get('problem', 'nothing about shared memory'))[:200]}"
         if hello.get("uid") != os.getuid():
             return f"the peer runs as another user ({hello.get('uid')} instead of {os.getuid()})"
@@ -83,18 +117,25 @@ class HostMemory:
         """Give a link its two halves; the sending one is returned."""
         incoming = SharedIn(self.home, link.release_shared)
         link.receiver.shared = incoming
-        early = self._early.pop((str(identity.address), identity.incarnation), None)
-        if early is not None:
-            incoming.attach(early)
+        whose = (str(identity.address), identity.incarnation)
+        for reader in [reader for reader, early in self._early.items() if early == whose]:
+            del self._early[reader]
+            if not incoming.attach(reader):
+                reader.close()
 
         def open_writer() -> DescriptorWriter:
-            return DescriptorWriter(str(hello["name"]), str(hello["key"]), str(me.address), me.incarnation)
+            return DescriptorWriter(hello["name"], hello["key"], str(me.address), me.incarnation)
 
-        def problem(reason: str) -> None:
-            link.backend, link.reason = "stream", reason
-            log.warning("%s sends to %s without shared memory from now on: %s", me.address, identity.address, reason)
+        chosen = link.backend, link.reason
 
-        link.shared_out = SharedOut(self.arena, open_writer, problem)
+        def changed(reason: str | None) -> None:
+            if reason is None:
+                link.backend, link.reason = chosen
+            else:
+                link.backend, link.reason = "stream", reason
+                log.warning("%s sends to %s without shared memory for a while: %s", me.address, identity.address, reason)
+
+        link.shared_out = SharedOut(self.arena, open_writer, changed)
         return link.shared_out
 
     def _attach(self, address: str, incarnation: int, reader: DescriptorReader) -> bool:
@@ -104,49 +145,73 @@ class HostMemory:
         # Its link may come up here a moment later than there.
         if len(self._early) >= _EARLY_LIMIT:
             return False
-        old = self._early.pop((address, incarnation), None)
-        if old is not None:
-            old.close()
-        self._early[address, incarnation] = reader
+        self._early[reader] = (address, incarnation)
+        self.home.loop.call_later(EARLY_SECONDS, self._forget_early, weakref.ref(reader))
         return True
 
-    def _retired(self, number: int) -> None:
+    def _forget_early(self, reference: weakref.ref[DescriptorReader]) -> None:
+        reader = reference()
+        if reader is not None and self._early.pop(reader, None) is not None:
+            reader.close()
+
+    def _cut_off(self, reason: str) -> None:
+        """Peers that want to pass us descriptors cannot connect."""
+        for link in self._links():
+            if link.receiver.shared is not None:
+                link.receiver.shared.cut_off(reason)
+
+    def _dropped(self, number: int) -> None:
         for link in self._links():
             link.forget_segment(number)
 
     # ---- tensors made in shared memory
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised CPU tensor in the arena; an ordinary one where memory cannot be shared or the bound is reached."""
+        """An uninitialised CPU tensor in the arena; an ordinary one where memory cannot be shared or the bound is reached.
+
+        Raises:
+            UsageError: not a shape, or a dtype without plain memory.
+        """
         name = NAMES.get(dtype)
         if name is None:
             raise UsageError(f"{dtype} has no plain memory")
+        if any(size < 0 for size in shape):
+            raise UsageError(f"{shape} is not the shape of a tensor")
         nbytes = math.prod(shape) * dtype.itemsize
-        if self.problem is not None or not nbytes:
-            return torch.empty(shape, dtype=dtype)
-        region = self.arena.take(nbytes) or self.arena.make_now(nbytes)
-        if region is None:
-            return torch.empty(shape, dtype=dtype)
-        root = region.segment.view(region.offset, nbytes)
-        tensor = tensor_over(root, LeafSpec(nbytes, name, shape))
-        address = tensor.data_ptr()
-        self.used = True
-        self._owned[address] = region
-        finalizer = weakref.finalize(root, self._let_go, address)
+        with torch.inference_mode(False):  # its handle must be emptied when it is sent, and that in any mode
+            region = None
+            if self.problem is None and nbytes:
+                region = self.arena.take(nbytes) or self.arena.make_now(nbytes)
+            if region is None:
+                return torch.empty(shape, dtype=dtype, device="cpu")
+            self.used = True
+            made = self._made[region.segment.address + region.offset] = Made(region)
+            tensor, _ = self.another(made, LeafSpec(nbytes, name, shape))
+            made.handle = weakref.ref(tensor)
+            return tensor
+
+    def made(self, tensor: torch.Tensor) -> Made | None:
+        """The memory that this tensor stands for, if it was made by `empty`. Any thread."""
+        made = self._made.get(tensor.data_ptr())
+        return made if made is not None and made.is_handle(tensor) else None
+
+    def another(self, made: Made, spec: LeafSpec) -> tuple[torch.Tensor, int]:
+        """A new tensor over the memory, and the number of its root. The memory is free when the last root is gone. Any thread."""
+        region = made.region
+        root = region.segment.view(region.offset, region.size)
+        token = next(self._tokens)
+        made.roots[token] = weakref.ref(root)
+        finalizer = weakref.finalize(root, self._root_gone, region.segment.address + region.offset, made, token)
         finalizer.atexit = False
-        return tensor
+        return tensor_over(root, spec), token
 
-    def owned(self, tensor: torch.Tensor) -> Region | None:
-        """The region that this tensor fills, if it was made by `empty`. Any thread."""
-        region = self._owned.get(tensor.data_ptr())
-        return region if region is not None and region.size == tensor.nbytes else None
-
-    def _let_go(self, address: int) -> None:
-        """The last handle here is gone; called in whatever thread let go of it."""
-        region = self._owned.pop(address, None)
-        if region is not None:
+    def _root_gone(self, address: int, made: Made, token: int) -> None:
+        """Called in whatever thread let go of it."""
+        made.roots.pop(token, None)
+        # A new root is entered before the last one is gone, so none means that there will be none. `pop` makes it happen once.
+        if not made.roots and self._made.get(address) is made and self._made.pop(address, None) is made:
             try:
-                self.home.call_soon(self.arena.release, region)
+                self.home.call_soon(self.arena.release, made.region)
             except AiorlinfError:  # the loop is gone, and the arena with it
                 pass
 
@@ -159,7 +224,11 @@ class HostMemory:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        for reader in self._early.values():
+        self.problem = "the worker was closed"
+        for reader in self._early:
             reader.close()
         self._early.clear()
+        # Tensors made here refer to this object, and may live for long: not so the links.
+        self._find = lambda address: None
+        self._links = list
         self.arena.close()

@@ -50,6 +50,8 @@ class LinkStats:
         messages_sent, messages_received: whole messages.
         bytes_sent, bytes_received: payload bytes.
         around_bytes_sent: those of them that went around the stream, through the backend.
+        shared_bytes_lent: our shared memory that the peer has not given back; a message counts whole as long as any part of it is in use.
+        shared_bytes_held: the peer's shared memory that tensors received here keep, counted the same way.
         pending_sends: messages not yet in the peer's hands.
         unread_messages: messages that arrived and that nobody received yet.
         mismatches: messages refused because the receiver expected something else.
@@ -66,6 +68,8 @@ class LinkStats:
     bytes_sent: int
     bytes_received: int
     around_bytes_sent: int
+    shared_bytes_lent: int
+    shared_bytes_held: int
     pending_sends: int
     unread_messages: int
     mismatches: int
@@ -286,6 +290,8 @@ class Link:
             bytes_sent=sender.payload_bytes,
             bytes_received=receiver.payload_bytes,
             around_bytes_sent=sender.around_bytes,
+            shared_bytes_lent=0 if self.shared_out is None else self.shared_out.lent_bytes,
+            shared_bytes_held=0 if receiver.shared is None else receiver.shared.held_bytes,
             pending_sends=len(sender.unfinished()),
             unread_messages=len(self.mailbox),
             mismatches=receiver.mismatches,

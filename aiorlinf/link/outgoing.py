@@ -155,7 +155,7 @@ def put_back(moved: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Give tensors that were given away their memory back."""
     for tensor, memory in moved:
         with torch.no_grad():
-            tensor.set_(memory)
+            tensor.set_(memory)  # type: ignore[call-overload]  # the stubs miss this form
         delattr(tensor, GIVEN_AWAY)
 
 

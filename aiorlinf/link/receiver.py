@@ -398,7 +398,7 @@ class Receiver:
         if shared is None:
             raise WireError("a payload in shared memory, but this side has none")
         if content.refused:
-            shared.refuse(place, len(content.sizes()))
+            shared.refuse(place, content.sizes())
             return
         attempt = content.attempt
         content.lane_pending = True

@@ -1,17 +1,22 @@
 """Payloads in shared memory, one link's two halves.
 
-The sender copies a message's leaves into a region of its arena, one after the other at multiples of 64 bytes, and passes the
-segment's descriptor the first time the peer needs it. START says where; END follows at once. The receiver's tensors live in that region;
-when the last view of them is gone it says RELEASE, and the region can be used again. Tensors made with `empty` are in a region already.
+The sender copies a message's leaves into a region of its arena and passes the segment's descriptor the first time the peer needs it.
+START says where; END follows at once. The receiver's tensors live in that region; when the last view of them is gone it says RELEASE,
+and the region can be used again.
+
+Descriptors and frames travel on different sockets, so either may be there first. A descriptor can be lost (the receiver has no room for
+another open file): the messages that need it go over the stream (AGAIN), and after a pause shared memory is tried again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import logging
-import struct
+import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,50 +24,32 @@ import torch
 
 from aiorlinf.backends.shm.arena import Arena, Region
 from aiorlinf.backends.shm.descriptors import DescriptorReader, DescriptorWriter
-from aiorlinf.backends.shm.regions import ALIGNMENT, align
+from aiorlinf.backends.shm.mapping import let_go
 from aiorlinf.backends.shm.segment import Segment, open_segment
 from aiorlinf.errors import AiorlinfError, WireError
+from aiorlinf.link.placement import PLACE, Place, Placement, decode_places, offsets, packed_size
 
 if TYPE_CHECKING:
     from aiorlinf.wire.leaves import Leaf
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["Placement", "SharedIn", "SharedOut", "packed_size"]
+__all__ = ["COPY_INLINE_BYTES", "SharedIn", "SharedOut"]
 
 log = logging.getLogger("aiorlinf.link")
 
-_PLACE = struct.Struct("<IQ")
-_ITEM = struct.Struct("<IIQ")
-_MAX_SEGMENT_BYTES = 1 << 42
-_MAX_SEGMENTS = 4096
 COPY_INLINE_BYTES = 1 << 20
 """Smaller copies are done on the loop: a thread costs more than they do."""
 
+PASS_SECONDS = 10.0
+"""A descriptor that was sent has not come by then: it never will."""
 
-def packed_size(sizes: Sequence[int]) -> int:
-    """Bytes of a region for leaves of these sizes."""
-    return sum(align(size) for size in sizes)
-
-
-class Placement:
-    """Where the leaves of one message are: those without an entry in `owned` are packed into `region`, in order."""
-
-    __slots__ = ("owned", "region")
-
-    def __init__(self, region: Region | None, owned: dict[int, Region]) -> None:
-        self.region = region
-        self.owned = owned
-
-    def regions(self) -> list[Region]:
-        """All regions of the message."""
-        return [*([self.region] if self.region is not None else []), *self.owned.values()]
-
-    def encode(self) -> bytes:
-        """For the START frame."""
-        region = self.region
-        parts = [_PLACE.pack(0, 0) if region is None else _PLACE.pack(region.segment.number, region.offset)]
-        parts += [_ITEM.pack(index, owned.segment.number, owned.offset) for index, owned in self.owned.items()]
-        return b"".join(parts)
+_LAST_CHANCE_SECONDS = 1.0
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0
+_MAX_SEGMENT_BYTES = 1 << 42
+_MAX_SEGMENTS = 1 << 16
+_MAX_READERS = 4
+_PLACES_PER_FRAME = 4096
 
 
 class SharedOut:
@@ -71,87 +58,131 @@ class SharedOut:
     Args:
         arena: the worker's memory.
         open_writer: connects to the peer's descriptor listener; raises OSError.
-        problem: called once if the peer cannot be reached that way; the link goes on without shared memory.
+        changed: called with the reason when shared memory cannot be used for a while, with None when it is used again.
+
+    Attributes:
+        lent_bytes: in regions that the peer has not given back.
     """
 
-    def __init__(self, arena: Arena, open_writer: Callable[[], DescriptorWriter], problem: Callable[[str], None]) -> None:
+    def __init__(self, arena: Arena, open_writer: Callable[[], DescriptorWriter], changed: Callable[[str | None], None]) -> None:
         self.arena = arena
-        self.usable = True
-        self.bytes = 0
+        self.lent_bytes = 0
         self._open_writer = open_writer
-        self._problem = problem
+        self._changed = changed
         self._writer: DescriptorWriter | None = None
-        self._passed: set[int] = set()
-        self._lent: dict[tuple[int, int], Region] = {}
+        self._passed: dict[int, bool] = {}  # False: it may have been lost, pass it again
+        self._lent: dict[Place, deque[tuple[Region, Placement]]] = {}
+        self._resting = False
+        self._rests_until = float("-inf")
+        self._pause = _FIRST_PAUSE_SECONDS
+        self._closed = False
+
+    @property
+    def usable(self) -> bool:
+        """It is worth a try."""
+        return not self._closed and (not self._resting or self.arena.home.loop.time() >= self._rests_until)
 
     def fill(self, leaves: Sequence[Leaf], region: Region) -> Callable[[], None]:
         """A function that copies these leaves into the region; it may run in any thread."""
-        target = region.segment.address + region.offset
-        copies = []
-        for leaf in leaves:
-            copies.append((target, leaf))
-            target += align(leaf.nbytes)
+        start = region.segment.address + region.offset
+        copies = list(zip(offsets([leaf.nbytes for leaf in leaves]), leaves, strict=False))
 
         def copy() -> None:
-            for address, leaf in copies:
+            for offset, leaf in copies:
                 if leaf.nbytes:
-                    _copy_leaf(address, leaf)
+                    _copy_leaf(start + offset, leaf)
 
         return copy
 
     def lend(self, placement: Placement) -> bool:
         """Make sure the peer has the segments, and remember what it holds. False: it cannot get them."""
+        if not self.usable:
+            return False
         regions = placement.regions()
         try:
             for region in regions:
                 self._pass(region.segment)
-        except (OSError, WireError) as error:
-            self.stop(f"a memory file could not be passed: {error}")
+        except OSError as error:
+            # What is in the socket may be lost, too.
+            self._close_writer()
+            self._pass_again(self._passed)
+            self._rest(f"a memory file could not be passed: {error}")
             return False
         for region in regions:
             self.arena.hold(region)
-            self._lent[region.segment.number, region.offset] = region
-            self.bytes += region.size
+            self._lent.setdefault((region.segment.number, region.offset), deque()).append((region, placement))
+            self.lent_bytes += region.size
+        placement.lent += len(regions)
+        placement.segments = tuple(region.segment.number for region in regions)
+        if self._resting:
+            self._resting = False
+            self._changed(None)
         return True
 
     def _pass(self, segment: Segment) -> None:
-        if segment.number in self._passed:
+        if self._passed.get(segment.number):
             return
         if self._writer is None:
             self._writer = self._open_writer()
         self._writer.send(segment.number, segment.size, segment.fd)
-        self._passed.add(segment.number)
+        self._passed[segment.number] = True
+
+    def _pass_again(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if number in self._passed:
+                self._passed[number] = False
+
+    def lost(self, placement: Placement) -> None:
+        """The peer did not get a segment of this message."""
+        self._pass_again(placement.segments)
+        self._rest("the peer could not map a memory file")
+
+    def _rest(self, reason: str) -> None:
+        """Use other backends for a while; for longer if the last try was not long ago."""
+        now = self.arena.home.loop.time()
+        if self._closed or now < self._rests_until:
+            return
+        soon = now < self._rests_until + _LONGEST_PAUSE_SECONDS
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS) if soon else _FIRST_PAUSE_SECONDS
+        self._rests_until = now + self._pause
+        self._resting = True
+        self._changed(reason)
 
     def forget(self, number: int) -> bool:
-        """The arena dropped a segment; True if the peer knows it and must be told."""
-        if number in self._passed:
-            self._passed.discard(number)
-            return True
-        return False
+        """The arena dropped a segment; True if the peer may know it and must be told."""
+        return self._passed.pop(number, None) is not None
 
     def on_release(self, body: memoryview) -> None:
         """The peer's last views of these regions are gone."""
-        for number, offset in _PLACE.iter_unpack(body):
-            region = self._lent.pop((number, offset), None)
-            if region is None:
-                raise WireError(f"a region that was never lent is released ({number}, {offset})")
+        if len(body) % PLACE.size:
+            raise WireError(f"a release of {len(body)} bytes")
+        for place in PLACE.iter_unpack(body):
+            loans = self._lent.get(place)
+            if not loans:
+                raise WireError(f"a region that was never lent is released {place}")
+            region, placement = loans.popleft()
+            if not loans:
+                del self._lent[place]
+            self.lent_bytes -= region.size
             self.arena.release(region)
+            placement.lent -= 1
+            if not placement.lent and placement.back is not None:
+                placement.back()
 
-    def stop(self, reason: str) -> None:
-        """Use other backends from now on."""
-        if self.usable:
-            self.usable = False
-            self._problem(reason)
-
-    def close(self) -> None:
-        """The link has ended; the peer may still look at what it holds."""
-        self.usable = False
+    def _close_writer(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def close(self) -> None:
+        """The link has ended; the peer may still look at what it holds."""
+        self._closed = True
+        self._close_writer()
         lent, self._lent = self._lent, {}
-        for region in lent.values():
-            self.arena.abandon(region)
+        self.lent_bytes = 0
+        for loans in lent.values():
+            for region, _ in loans:
+                self.arena.abandon(region)
 
 
 def _copy_leaf(address: int, leaf: Leaf) -> None:
@@ -165,26 +196,87 @@ def _copy_leaf(address: int, leaf: Leaf) -> None:
     ctypes.memmove(address, source.ctypes.data, leaf.nbytes)
 
 
-class _Placing:
-    """A message whose place is known. `packed` is the region of the leaves without an entry in `owned`."""
+class _Releases:
+    """Tells the peer which regions nobody here looks at any more, all of one turn of the loop together.
 
-    __slots__ = ("owned", "packed", "sizes", "then")
+    The finalizers of received memory refer to this and not to the link, which may have ended long before.
+
+    Attributes:
+        held_bytes: in regions that somebody here looks at.
+    """
+
+    def __init__(self, home: LoopHome, send: Callable[[bytes], None]) -> None:
+        self.held_bytes = 0
+        self._home = home
+        self._send: Callable[[bytes], None] | None = send
+        self._gone: list[bytes] = []
+
+    def root_gone(self, place: Place, size: int) -> None:
+        """The last view is gone; called in whatever thread let go of it."""
+        if self._send is None:
+            return
+        try:
+            self._home.call_soon(self._given_back, place, size)
+        except AiorlinfError:  # the loop is gone, or we are a fork: nobody is left to tell
+            pass
+
+    def _given_back(self, place: Place, size: int) -> None:
+        self.held_bytes -= size
+        self.add(place)
+
+    def add(self, place: Place) -> None:
+        """Home thread only."""
+        if self._send is None:
+            return
+        if not self._gone:
+            self._home.loop.call_soon(self._flush)
+        self._gone.append(PLACE.pack(*place))
+
+    def _flush(self) -> None:
+        gone, self._gone = self._gone, []
+        for start in range(0, len(gone), _PLACES_PER_FRAME):
+            if self._send is not None:
+                self._send(b"".join(gone[start : start + _PLACES_PER_FRAME]))
+
+    def close(self) -> None:
+        """Nobody is left to tell."""
+        self._send = None
+
+
+class _Placing:
+    """A message whose place is known.
+
+    Attributes:
+        packed: place of the leaves without an entry in `owned`, None if there are none.
+        since: when it began to wait for its segments, None if it does not.
+        late: it has waited for long and is given a last chance.
+    """
+
+    __slots__ = ("late", "owned", "packed", "since", "sizes", "then")
 
     def __init__(
-        self,
-        sizes: Sequence[int],
-        packed: tuple[int, int],
-        owned: dict[int, tuple[int, int]],
-        then: Callable[[list[torch.Tensor] | None], None],
+        self, sizes: Sequence[int], packed: Place | None, owned: dict[int, Place], then: Callable[[list[torch.Tensor] | None], None]
     ) -> None:
         self.sizes = sizes
         self.packed = packed
         self.owned = owned
         self.then = then
+        self.since: float | None = None
+        self.late = False
 
-    def segments(self) -> set[int]:
-        """Numbers of the segments that it needs."""
-        return {self.packed[0], *(number for number, _ in self.owned.values())} - {0}
+    def places(self) -> list[Place]:
+        """All its places."""
+        return [*([self.packed] if self.packed is not None else []), *self.owned.values()]
+
+    def check(self, segments: dict[int, Segment]) -> None:
+        """Raises WireError if a place is not all inside its segment."""
+        ends = [(place, place[1] + self.sizes[index]) for index, place in self.owned.items()]
+        if self.packed is not None:
+            rest = [size for index, size in enumerate(self.sizes) if index not in self.owned]
+            ends.append((self.packed, self.packed[1] + packed_size(rest)))
+        for (number, offset), end in ends:
+            if end > segments[number].size:
+                raise WireError(f"a region outside its segment: {offset} to {end} of {segments[number].size}")
 
 
 class SharedIn:
@@ -196,153 +288,172 @@ class SharedIn:
 
     def __init__(self, home: LoopHome, release: Callable[[bytes], None]) -> None:
         self._home = home
-        self._release = release
+        self._releases = _Releases(home, release)
         self._segments: dict[int, Segment] = {}
-        self._waiting: dict[int, list[_Placing]] = {}
-        self._reader: DescriptorReader | None = None
-        self._gone: list[bytes] = []
-        self._scheduled = False
+        self._lost: set[int] = set()
+        self._dropped: set[int] = set()  # before they came
+        self._waiting: deque[_Placing] = deque()
+        self._readers: list[DescriptorReader] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._closed = False
-        self.failed: str | None = None
-        self.on_failed: Callable[[str], None] = lambda reason: None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the peer's memory that views here keep it from using again; all of a message's region counts."""
+        return self._releases.held_bytes
 
     # ---- segments
 
     def attach(self, reader: DescriptorReader) -> bool:
-        """The peer has connected to pass descriptors."""
-        if self._closed or self._reader is not None:
+        """The peer has connected to pass descriptors; it may do so again after it lost a connection."""
+        if self._closed or len(self._readers) >= _MAX_READERS:
             return False
-        self._reader = reader
-        reader.start(self._take, self._fail)
+        self._readers.append(reader)
+        reader.start(self._take, lambda: self._readers.remove(reader))
         return True
 
-    def _take(self, number: int, size: int, fd: int) -> None:
-        if number in self._segments or not 0 < size < _MAX_SEGMENT_BYTES or len(self._segments) >= _MAX_SEGMENTS:
-            import os
+    def cut_off(self, reason: str) -> None:
+        """The peer cannot connect at the moment."""
+        if self._readers:
+            return
+        for _ in range(len(self._waiting)):
+            self._give_up(self._waiting.popleft(), reason)
 
+    def _take(self, number: int, size: int, fd: int | None) -> None:
+        """A segment has come, or its descriptor was lost on the way."""
+        if fd is None:
+            self._lose(number, "its descriptor was lost: the limit of open files is reached")
+            return
+        if number in self._segments or number in self._dropped:
+            self._dropped.discard(number)
             os.close(fd)
-            self._fail(f"the peer passed segment {number} of {size} bytes out of order")
             return
-        # Mapping makes page tables for pages that exist: a millisecond or so for 64 MiB.
-        self._home.submit(open_segment, number, size, fd).add_done_callback(lambda work: self._mapped(number, work))
+        try:
+            if not 0 < size < _MAX_SEGMENT_BYTES or len(self._segments) >= _MAX_SEGMENTS:
+                os.close(fd)
+                raise WireError(f"{size} bytes, and {len(self._segments)} are here")
+            segment = open_segment(number, size, fd)
+        except (OSError, WireError) as error:
+            self._lose(number, str(error))
+            return
+        self._lost.discard(number)
+        self._segments[number] = segment
+        self._home.submit(segment.enter_pages)
+        self._try_again()
 
-    def _mapped(self, number: int, work: Any) -> None:
-        if self._closed or work.cancelled():
-            return
-        error = work.exception()
-        if error is not None:
-            self._fail(f"a memory file cannot be mapped: {error}")
-            return
-        self._segments[number] = work.result()
-        for placing in self._waiting.pop(number, ()):
-            self._try(placing)
-
-    def _fail(self, reason: str) -> None:
-        if self._closed or self.failed is not None:
-            return
-        self.failed = reason
-        self._reader = None
-        self.on_failed(reason)
-        waiting, self._waiting = self._waiting, {}
-        for placings in waiting.values():
-            for placing in placings:
-                self._try(placing)
+    def _lose(self, number: int, reason: str) -> None:
+        log.warning("memory file %d of a peer cannot be used: %s", number, reason)
+        self._lost.add(number)
+        self._try_again()
 
     def drop(self, number: int) -> None:
-        """The peer will not use this segment again."""
-        self._segments.pop(number, None)
+        """The peer will not put anything into this segment any more."""
+        if number in self._segments:
+            self._home.loop.call_soon(let_go, [self._segments.pop(number)])
+        elif number not in self._lost and len(self._dropped) < _MAX_SEGMENTS:
+            self._dropped.add(number)
+        self._lost.discard(number)
 
     # ---- messages
 
     def place(self, sizes: Sequence[int], body: memoryview, then: Callable[[list[torch.Tensor] | None], None]) -> None:
-        """Views of the leaves, one-dimensional uint8, as soon as their segments are mapped; None if they cannot be had.
+        """Views of the leaves, one-dimensional uint8, as soon as their segments are here; None if they cannot be had.
 
         Raises:
             WireError: the description is malformed or points outside its segment.
         """
-        self._try(_Placing(sizes, *_decode(body, len(sizes)), then))
+        self._try(_Placing(sizes, *decode_places(body, sizes), then))
 
     def _try(self, placing: _Placing) -> None:
         # No closure that refers to itself: it would keep the tensors until the next garbage collection.
-        if self.failed is not None:
-            placing.then(None)
-            return
-        for number in placing.segments():
-            if number not in self._segments:
-                self._waiting.setdefault(number, []).append(placing)
+        for number, _ in placing.places():
+            if number in self._lost:
+                self._give_up(placing, "")
                 return
-        (number, offset), owned = placing.packed, placing.owned
-        placing.then(self._views(placing.sizes, number, offset, owned))
+            if number not in self._segments:
+                self._wait(placing)
+                return
+        placing.check(self._segments)
+        placing.then(self._views(placing))
 
-    def _views(self, sizes: Sequence[int], number: int, offset: int, owned: dict[int, tuple[int, int]]) -> list[torch.Tensor]:
-        packed = packed_size([size for index, size in enumerate(sizes) if index not in owned])
-        root = self._root(number, offset, packed) if packed else None
+    def _try_again(self) -> None:
+        for _ in range(len(self._waiting)):
+            placing = self._waiting.popleft()
+            try:
+                self._try(placing)
+            except WireError as error:
+                self._give_up(placing, str(error))
+
+    def _give_up(self, placing: _Placing, reason: str) -> None:
+        if reason:
+            log.warning("a message in shared memory is asked for again: %s", reason)
+        for place in placing.places():
+            self._releases.add(place)
+        placing.then(None)
+
+    def _wait(self, placing: _Placing) -> None:
+        if placing.since is None:
+            placing.since = self._home.loop.time()
+        self._waiting.append(placing)
+        if self._timer is None:
+            self._timer = self._home.loop.call_later(PASS_SECONDS, self._look_for_late)
+
+    def _look_for_late(self) -> None:
+        self._timer = None
+        now = self._home.loop.time()
+        for _ in range(len(self._waiting)):
+            placing = self._waiting.popleft()
+            assert placing.since is not None
+            if placing.late:
+                self._give_up(placing, "its memory file has not come")
+                continue
+            # If it was our loop that stood still, the descriptor is in the socket and comes in the next turns.
+            placing.late = now - placing.since >= PASS_SECONDS
+            self._waiting.append(placing)
+        if self._waiting:
+            self._timer = self._home.loop.call_later(_LAST_CHANCE_SECONDS, self._look_for_late)
+
+    def _views(self, placing: _Placing) -> list[torch.Tensor]:
+        owned = placing.owned
+        sizes = [0 if index in owned else size for index, size in enumerate(placing.sizes)]
+        *starts, packed = offsets(sizes)
+        root = None if placing.packed is None else self._root(placing.packed, packed)
         tensors = []
-        at = 0
-        for index, size in enumerate(sizes):
+        for index, (start, size) in enumerate(zip(starts, sizes, strict=True)):
             if index in owned:
-                tensors.append(torch.from_numpy(self._root(*owned[index], size)))
+                tensors.append(torch.from_numpy(self._root(owned[index], placing.sizes[index])))
             elif size:
                 assert root is not None
-                tensors.append(torch.from_numpy(root[at : at + size]))
-                at += align(size)
+                tensors.append(torch.from_numpy(root[start : start + size]))
             else:
-                tensors.append(torch.empty(0, dtype=torch.uint8))
+                tensors.append(torch.empty(0, dtype=torch.uint8, device="cpu"))
         return tensors
 
-    def _root(self, number: int, offset: int, size: int) -> Any:
-        segment = self._segments[number]
-        if offset % ALIGNMENT or offset + size > segment.size:
-            raise WireError(f"a region outside its segment: {offset} + {size} of {segment.size}")
-        root = segment.view(offset, size)
-        finalizer = weakref.finalize(root, self._root_gone, _PLACE.pack(number, offset))
+    def _root(self, place: Place, size: int) -> Any:
+        number, offset = place
+        root = self._segments[number].view(offset, size)
+        finalizer = weakref.finalize(root, self._releases.root_gone, place, size)
         finalizer.atexit = False
+        self._releases.held_bytes += size
         return root
 
-    def _root_gone(self, place: bytes) -> None:
-        """The last view is gone; called in whatever thread let go of it."""
-        if self._closed:
-            return
-        try:
-            self._home.call_soon(self._say_gone, place)
-        except AiorlinfError:  # the loop is gone, or we are a fork: nobody is left to tell
-            pass
-
-    def refuse(self, body: memoryview, count: int) -> None:
-        """A message that nobody wants: give its regions back at once."""
-        (number, offset), owned = _decode(body, count)
-        for place in [(number, offset), *owned.values()]:
-            if place[0]:
-                self._say_gone(_PLACE.pack(*place))
-
-    def _say_gone(self, place: bytes) -> None:
-        self._gone.append(place)
-        if not self._scheduled:
-            self._scheduled = True
-            self._home.loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._scheduled = False
-        gone, self._gone = self._gone, []
-        if gone and not self._closed:
-            self._release(b"".join(gone))
+    def refuse(self, body: memoryview, sizes: Sequence[int]) -> None:
+        """A message that nobody wants: give its regions back at once. Raises WireError as `place`."""
+        packed, owned = decode_places(body, sizes)
+        for place in [*([packed] if packed is not None else []), *owned.values()]:
+            self._releases.add(place)
 
     def close(self) -> None:
         """The link has ended; views stay valid."""
         self._closed = True
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-        self._segments.clear()
+        self._releases.close()
+        for reader in list(self._readers):
+            reader.close()
+        self._readers.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._waiting.clear()
-
-
-def _decode(body: memoryview, count: int) -> tuple[tuple[int, int], dict[int, tuple[int, int]]]:
-    if len(body) < _PLACE.size or (len(body) - _PLACE.size) % _ITEM.size:
-        raise WireError("a malformed place in shared memory")
-    owned = {}
-    for index, number, offset in _ITEM.iter_unpack(body[_PLACE.size :]):
-        if index >= count or not number:
-            raise WireError(f"a place for leaf {index} of {count}")
-        owned[index] = (number, offset)
-    return _PLACE.unpack_from(body), owned
+        if self._segments:
+            self._home.loop.call_soon(let_go, list(self._segments.values()))
+            self._segments.clear()

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiorlinf.errors import AiorlinfError
 from aiorlinf.link.memory import byte_tensor
-from aiorlinf.link.outgoing import Outgoing, State, goes_around
-from aiorlinf.link.shared import COPY_INLINE_BYTES, Placement, SharedOut, packed_size
+from aiorlinf.link.outgoing import Outgoing, State, goes_around, put_back
+from aiorlinf.link.placement import Placement, packed_size
+from aiorlinf.link.shared import COPY_INLINE_BYTES, SharedOut
 from aiorlinf.wire.frames import Start, Via
 
 if TYPE_CHECKING:
@@ -43,6 +44,12 @@ class Way(Protocol):
 
     def again(self, out: Outgoing) -> bool:
         """The peer could not receive it this way. False if it did not go this way; else the sender sends it over the stream."""
+
+    def revoke(self, out: Outgoing) -> bool:
+        """It was withdrawn. True if the peer may have it all the same: this way gives the tensors back when it knows better."""
+
+    def accepted(self, message_id: int) -> None:
+        """The peer has taken a message that was withdrawn."""
 
     def close(self) -> None:
         """The link has ended."""
@@ -178,6 +185,12 @@ class LaneWay:
         out.busy = False
         return True
 
+    def revoke(self, out: Outgoing) -> bool:
+        return False
+
+    def accepted(self, message_id: int) -> None:
+        pass
+
     def close(self) -> None:
         self._lane = None
         queue, self._queue = self._queue, deque()
@@ -194,6 +207,7 @@ class SharedWay:
         self._host = host
         self._shared = shared
         self._threshold = threshold
+        self._revoked: dict[int, Placement] = {}
 
     def takes(self, out: Outgoing) -> bool:
         return out.flat is not None and self._shared.usable and (out.total >= self._threshold or bool(out.owned))
@@ -257,25 +271,48 @@ class SharedWay:
     def _place(self, out: Outgoing, region: Region | None) -> None:
         """Everything is in shared memory: say where."""
         placement = Placement(region, out.owned)
-        lent = out.unchanged() and self._shared.lend(placement)
+        place = placement.encode()
+        unchanged = out.unchanged()
+        lent = unchanged and self._shared.lend(placement)
         if region is not None:
             self._shared.arena.release(region)  # from here on only the peer holds it
         if lent:
-            out.in_shared = True
+            out.in_shared = placement
             self._host.around_bytes += out.total
-            self._host.announce(out, Start(Via.SHM, place=placement.encode()))
+            self._host.announce(out, Start(Via.SHM, place=place))
             self._host.trailer(out)
-        elif self._shared.usable:
-            self._host.trailer(out)  # it was written to meanwhile, and the trailer says so
-        else:
+        elif unchanged:
             self._host.begin_stream(out)
+        else:
+            self._host.trailer(out)  # it was written to meanwhile, and the trailer says so
 
     def again(self, out: Outgoing) -> bool:
-        if not out.in_shared:
+        if out.in_shared is None:
             return False
-        self._shared.stop("the peer could not map a memory file")
-        out.in_shared = False
+        self._shared.lost(out.in_shared)
+        out.in_shared = None
         return True
 
+    def revoke(self, out: Outgoing) -> bool:
+        placement = out.in_shared
+        if placement is None or not placement.lent or not out.moved:
+            return False
+        moved, out.moved = out.moved, []
+
+        def back() -> None:
+            del self._revoked[out.message_id]
+            put_back(moved)
+
+        placement.back = back
+        self._revoked[out.message_id] = placement
+        return True
+
+    def accepted(self, message_id: int) -> None:
+        placement = self._revoked.pop(message_id, None)
+        if placement is not None:
+            placement.back = None
+
     def close(self) -> None:
+        for message_id in list(self._revoked):
+            self.accepted(message_id)  # for all we know
         self._shared.close()

@@ -2,18 +2,22 @@
 
 A region is held by its maker while it is being filled (or by the tensors of `empty`), and by every peer it was lent to until that
 peer says that its last view is gone. A peer that ends its link without saying so may still look at what it holds: the segments
-concerned are retired, never written to again, and their memory goes back to the system with the last mapping.
+concerned are retired, nothing new is put into them, and their memory goes back to the system with the last mapping.
 
-All methods run on the home thread, but for `_make`, which blocks and runs in a private thread.
+A region is lent whole and comes back whole: one small tensor of a large message keeps all of that message's region.
+
+All methods run on the home thread; what blocks for long runs in private threads.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from aiorlinf.backends.shm.mapping import let_go
 from aiorlinf.backends.shm.regions import PAGE, Regions, align
 from aiorlinf.backends.shm.segment import Segment, create_segment
 
@@ -22,15 +26,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Arena", "ArenaStats", "Region"]
 
+log = logging.getLogger("aiorlinf.link")
+
 
 @dataclass(frozen=True, slots=True)
 class ArenaStats:
     """What the shared memory of a worker's sends looks like.
 
     Attributes:
-        segments, bytes: made and usable now; `retired_segments` are only kept for views of others.
-        used_bytes: in regions that somebody holds.
-        hits: requests met from memory that was there; `misses`: made new; `refused`: over the bound, sent by another backend.
+        segments, bytes: made, or being made.
+        used_bytes: in regions that somebody holds: receivers, tensors of `empty`, messages being copied.
+        retired_segments: those of `segments` that are only kept until the last holder lets go.
+        hits: requests met from memory that was there; `misses`: made new; `refused`: over the bound, sent another way.
+        evictions: unused segments given back to the system, to make room or to save memory.
     """
 
     segments: int
@@ -40,10 +48,11 @@ class ArenaStats:
     hits: int
     misses: int
     refused: int
+    evictions: int
 
 
 class Region:
-    """Part of a segment. `holders` counts who may look at it: the maker, and peers it was lent to."""
+    """Part of a segment. `holders` counts who may look at it: the maker, and peers it was lent to. With the last of them it ends."""
 
     __slots__ = ("holders", "offset", "segment", "size")
 
@@ -54,32 +63,52 @@ class Region:
         self.holders = 1
 
 
+class _Growth:
+    """A segment that is being made, and those who wait for a part of it."""
+
+    __slots__ = ("regions", "waiting")
+
+    def __init__(self, size: int) -> None:
+        self.regions = Regions(size)
+        self.waiting: list[tuple[int, int, Callable[[Region | None], None]]] = []
+
+    def join(self, size: int, then: Callable[[Region | None], None]) -> bool:
+        """Wait for a region of this size, if there is room for it."""
+        offset = self.regions.take(size)
+        if offset is None:
+            return False
+        self.waiting.append((offset, size, then))
+        return True
+
+
 class Arena:
     """See the module.
 
     Args:
         max_bytes: bound on all segments together.
         segment_bytes: size of an ordinary segment; larger requests get one of their own.
+
+    Attributes:
+        bytes: size of all segments, and of those being made.
+        on_drop: called with the number of each segment that nobody will find anything new in.
     """
 
     def __init__(self, home: LoopHome, max_bytes: int, segment_bytes: int) -> None:
         self.home = home
         self.max_bytes = max_bytes
-        self.segment_bytes = segment_bytes
+        self.segment_bytes = align(segment_bytes, PAGE)
+        self.bytes = 0
+        self.on_drop: Callable[[int], None] = lambda number: None
         self._numbers = itertools.count(1)
         self._segments: dict[int, Segment] = {}
         self._regions: dict[int, Regions] = {}
         self._retired: set[int] = set()
-        self._making = 0
+        self._growing: list[_Growth] = []
+        self._closed = False
         self._hits = 0
         self._misses = 0
         self._refused = 0
-        self.on_retire: Callable[[int], None] = lambda number: None
-
-    @property
-    def bytes(self) -> int:
-        """Size of all usable segments, and of those being made."""
-        return sum(segment.size for segment in self._segments.values()) + self._making
+        self._evictions = 0
 
     def take(self, size: int) -> Region | None:
         """A region from memory that is there, None if there is none free."""
@@ -97,59 +126,89 @@ class Arena:
 
         False: over the bound, `then` is not called.
         """
-        need = align(max(size, 1), PAGE)
-        need = max(self.segment_bytes, need)
-        self._evict(need)
-        if self.bytes + need > self.max_bytes:
-            self._refused += 1
+        if any(growth.join(size, then) for growth in self._growing):
+            self._misses += 1
+            return True
+        need = self._room_for(size)
+        if not need:
             return False
-        number = next(self._numbers)
-        self._making += need
-        self._misses += 1
-        self.home.submit(create_segment, number, need).add_done_callback(lambda work: self._made(work, size, need, then))
+        growth = _Growth(need)
+        growth.join(size, then)
+        self._growing.append(growth)
+        making = self.home.submit(create_segment, next(self._numbers), need)
+        making.add_done_callback(lambda work: self._grown(growth, work))
         return True
 
     def make_now(self, size: int) -> Region | None:
-        """As `grow`, but blocking; for `empty`, whose caller waits for the memory anyway."""
-        need = align(max(size, 1), PAGE)
-        need = max(self.segment_bytes, need)
-        self._evict(need)
-        if self.bytes + need > self.max_bytes:
-            self._refused += 1
+        """As `grow`, for callers who cannot wait: the pages come with the first touch."""
+        need = self._room_for(size)
+        if not need:
             return None
-        self._misses += 1
+        growth = _Growth(need)
+        regions: list[Region | None] = []
+        growth.join(size, regions.append)
         try:
-            segment = create_segment(next(self._numbers), need)
-        except OSError:
-            return None
-        return self._add(segment, size)
+            segment = create_segment(next(self._numbers), need, populate=False)
+        except OSError as error:
+            self._failed(growth, error)
+        else:
+            self._add(growth, segment)
+        return regions[0]
 
-    def _made(self, work: Any, size: int, need: int, then: Callable[[Region | None], None]) -> None:
-        self._making -= need
-        region = None
-        if not work.cancelled() and work.exception() is None:
-            region = self._add(work.result(), size)
-        then(region)
+    def _room_for(self, size: int) -> int:
+        """Size of a new segment for such a region, counted from now on; 0 if that is over the bound."""
+        need = max(self.segment_bytes, align(size, PAGE))
+        if self._closed or not self._evict(self.bytes + need - self.max_bytes):
+            self._refused += 1
+            return 0
+        self.bytes += need
+        self._misses += 1
+        return need
 
-    def _add(self, segment: Segment, size: int) -> Region:
-        self._segments[segment.number] = segment
-        regions = self._regions[segment.number] = Regions(segment.size)
-        offset = regions.take(size)
-        assert offset is not None
-        return Region(segment, offset, size)
-
-    def _evict(self, need: int) -> None:
-        """Drop unused segments, the largest first, until `need` bytes fit."""
+    def _evict(self, short: int) -> bool:
+        """Drop unused segments of so many bytes, large ones first; none if they do not suffice."""
+        if short <= 0:
+            return True
         unused = [segment for number, segment in self._segments.items() if self._regions[number].empty]
+        if sum(segment.size for segment in unused) < short:
+            return False
         for segment in sorted(unused, key=lambda segment: -segment.size):
-            if self.bytes + need <= self.max_bytes:
-                return
+            if short <= 0:
+                break
+            short -= segment.size
+            self._evictions += 1
             self._drop(segment.number)
+        return True
+
+    def _grown(self, growth: _Growth, work: Any) -> None:
+        self._growing.remove(growth)
+        error = None if work.cancelled() else work.exception()
+        if work.cancelled() or error is not None:
+            self._failed(growth, error)
+        elif self._closed:
+            work.result().close()
+            self._failed(growth, None)
+        else:
+            self._add(growth, work.result())
+
+    def _failed(self, growth: _Growth, error: BaseException | None) -> None:
+        self.bytes -= growth.regions.size
+        if isinstance(error, OSError):
+            log.warning("no shared memory of %d bytes can be had, other backends are used: %s", growth.regions.size, error)
+        for _, _, then in growth.waiting:
+            then(None)
+
+    def _add(self, growth: _Growth, segment: Segment) -> None:
+        self._segments[segment.number] = segment
+        self._regions[segment.number] = growth.regions
+        for offset, size, then in growth.waiting:
+            then(Region(segment, offset, size))
 
     def trim(self) -> int:
         """Give all unused segments back to the system; returns their bytes."""
         before = self.bytes
         for number in [number for number in self._segments if self._regions[number].empty]:
+            self._evictions += 1
             self._drop(number)
         return before - self.bytes
 
@@ -157,8 +216,10 @@ class Arena:
         segment = self._segments.pop(number)
         del self._regions[number]
         self._retired.discard(number)
+        self.bytes -= segment.size
         segment.close()
-        self.on_retire(number)
+        self.home.loop.call_soon(let_go, [segment])  # in a later turn: the callers of this may still refer to it
+        self.on_drop(number)
 
     # ---- holding
 
@@ -172,6 +233,7 @@ class Arena:
         if region.holders:
             return
         number = region.segment.number
+        del region.segment  # so that it is not this region that keeps the mapping
         regions = self._regions.get(number)
         if regions is None:
             return
@@ -180,28 +242,34 @@ class Arena:
             self._drop(number)
 
     def abandon(self, region: Region) -> None:
-        """One who may look at it will never say when he is done: the segment must not be written to again."""
+        """One who may look at it will never say when he is done: its memory must not be written to again."""
         number = region.segment.number
         if number in self._segments:
             self._retired.add(number)
         self.release(region)
 
     def close(self) -> None:
-        """Forget all segments; views keep their memory."""
+        """Forget all segments and make no new ones; views keep their memory."""
+        self._closed = True
         for segment in self._segments.values():
             segment.close()
+            self.bytes -= segment.size
+        if self._segments:
+            self.home.loop.call_soon(let_go, list(self._segments.values()))
         self._segments.clear()
         self._regions.clear()
         self._retired.clear()
 
     def stats(self) -> ArenaStats:
         """A frozen copy of the counters."""
+        regions = [*self._regions.values(), *(growth.regions for growth in self._growing)]
         return ArenaStats(
-            segments=len(self._segments) - len(self._retired),
+            segments=len(regions),
             bytes=self.bytes,
-            used_bytes=sum(regions.used for regions in self._regions.values()),
+            used_bytes=sum(each.used for each in regions),
             retired_segments=len(self._retired),
             hits=self._hits,
             misses=self._misses,
             refused=self._refused,
+            evictions=self._evictions,
         )

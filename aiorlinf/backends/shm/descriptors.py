@@ -7,7 +7,7 @@ which link it belongs to and shows the key that the link's handshake told it; th
 from __future__ import annotations
 
 import array
-import contextlib
+import errno
 import os
 import secrets
 import socket
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import orjson
 
 from aiorlinf.address import WorkerAddress
-from aiorlinf.errors import WireError
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,7 +26,8 @@ __all__ = ["DescriptorListener", "DescriptorReader", "DescriptorWriter", "abstra
 
 _HEAD = struct.Struct("<QQ")
 _MAX_GREETING = 1024
-_MAX_WAITING = 64
+_MAX_UNGREETED = 256
+_RETRY_SECONDS = 0.1
 
 
 def abstract_name(purpose: str) -> str:
@@ -53,16 +53,25 @@ class DescriptorListener:
 
     Args:
         key: what a peer must show.
-        attach: called with (address, incarnation, reader) of a peer that did; returns whether such a link is there.
+        attach: called with (address, incarnation, reader) of a peer that did; returns whether the reader was taken.
+        shut: called with the reason each time that peers wait and cannot be let in.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, key: str, attach: Callable[[str, int, DescriptorReader], bool]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        key: str,
+        attach: Callable[[str, int, DescriptorReader], bool],
+        shut: Callable[[str], None] = lambda reason: None,
+    ) -> None:
         self.name = abstract_name("fd")
         self._loop = loop
         self._key = key
         self._attach = attach
+        self._shut = shut
         self._listener = abstract_listener(self.name, socket.SOCK_SEQPACKET)
-        self._greeting: dict[socket.socket, None] = {}
+        self._ungreeted: dict[socket.socket, None] = {}
+        self._retry: asyncio.TimerHandle | None = None
         loop.add_reader(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
@@ -71,14 +80,32 @@ class DescriptorListener:
                 peer, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError:  # no descriptors left, say: the peer falls back to another backend
-                return
+            except OSError as error:
+                if error.errno != errno.ECONNABORTED:
+                    self._pause(error)
+                    return
+                continue
             peer.setblocking(False)
-            if len(self._greeting) >= _MAX_WAITING or not _same_user(peer):
+            if not _same_user(peer):
                 peer.close()
                 continue
-            self._greeting[peer] = None
+            if len(self._ungreeted) >= _MAX_UNGREETED:
+                oldest = next(iter(self._ungreeted))
+                self._forget(oldest)
+                oldest.close()
+            self._ungreeted[peer] = None
             self._loop.add_reader(peer.fileno(), self._greet, peer)
+            self._greet(peer)  # a peer says who it is right away
+
+    def _pause(self, error: OSError) -> None:
+        """No descriptors left, say. The peers go on waiting, so the socket stays readable: look again after a while."""
+        self._loop.remove_reader(self._listener.fileno())
+        self._retry = self._loop.call_later(_RETRY_SECONDS, self._resume)
+        self._shut(f"no connection can be accepted: {error}")
+
+    def _resume(self) -> None:
+        self._retry = None
+        self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _greet(self, peer: socket.socket) -> None:
         try:
@@ -87,11 +114,14 @@ class DescriptorListener:
             return
         except OSError:
             data = b""
-        self._loop.remove_reader(peer.fileno())
-        del self._greeting[peer]
+        self._forget(peer)
         greeting = self._read_greeting(data)
         if greeting is None or not self._attach(*greeting, DescriptorReader(self._loop, peer)):
             peer.close()
+
+    def _forget(self, peer: socket.socket) -> None:
+        self._loop.remove_reader(peer.fileno())
+        del self._ungreeted[peer]
 
     def _read_greeting(self, data: bytes) -> tuple[str, int] | None:
         """Address and incarnation of a peer that shows the key."""
@@ -105,12 +135,14 @@ class DescriptorListener:
 
     def close(self) -> None:
         """Accept nobody any more."""
-        self._loop.remove_reader(self._listener.fileno())
+        if self._retry is not None:
+            self._retry.cancel()
+        else:
+            self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
-        for peer in self._greeting:
-            self._loop.remove_reader(peer.fileno())
+        for peer in list(self._ungreeted):
+            self._forget(peer)
             peer.close()
-        self._greeting.clear()
 
 
 def _same_user(peer: socket.socket) -> bool:
@@ -125,50 +157,51 @@ class DescriptorReader:
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         self._loop = loop
         self._sock: socket.socket | None = sock
-        self._take: Callable[[int, int, int], None] | None = None
-        self._lost: Callable[[str], None] | None = None
+        self._started = False
 
-    def start(self, take: Callable[[int, int, int], None], lost: Callable[[str], None]) -> None:
-        """Begin. `lost` is called once if a descriptor could not be received, or the peer closed."""
+    def start(self, take: Callable[[int, int, int | None], None], ended: Callable[[], None]) -> None:
+        """Begin. `take` owns the descriptor that it is given; None: it was lost, because the limit of open files is reached.
+
+        `ended` is called once when the peer has closed.
+        """
         assert self._sock is not None
-        self._take, self._lost = take, lost
+        self._take, self._ended = take, ended
+        self._started = True
         self._loop.add_reader(self._sock.fileno(), self._readable)
 
     def _readable(self) -> None:
         while self._sock is not None:
-            fds = array.array("i")
             try:
-                data, control, flags, _ = self._sock.recvmsg(_HEAD.size, socket.CMSG_SPACE(fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+                data, control, _, _ = self._sock.recvmsg(_HEAD.size, socket.CMSG_SPACE(array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC)
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError as error:
-                self._fail(str(error))
-                return
-            for level, kind, payload in control:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-            if len(data) != _HEAD.size or len(fds) != 1 or flags & socket.MSG_CTRUNC:
+            except OSError:
+                data, control = b"", []
+            fds = _descriptors(control)
+            if len(data) != _HEAD.size or len(fds) > 1:
                 for fd in fds:
                     os.close(fd)
-                # Without a descriptor the kernel could not give us one: our limit of open files is reached.
-                self._fail("the peer closed" if not data else "a descriptor was lost: the limit of open files is reached")
+                self.close()
+                self._ended()
                 return
             number, size = _HEAD.unpack(data)
-            assert self._take is not None
-            self._take(number, size, fds[0])
-
-    def _fail(self, reason: str) -> None:
-        lost, self._lost = self._lost, None
-        self.close()
-        if lost is not None:
-            lost(reason)
+            self._take(number, size, fds[0] if fds else None)
 
     def close(self) -> None:
         """Stop. May be called again."""
         sock, self._sock = self._sock, None
         if sock is not None:
-            self._loop.remove_reader(sock.fileno())
+            if self._started:
+                self._loop.remove_reader(sock.fileno())
             sock.close()
+
+
+def _descriptors(control: list[tuple[int, int, bytes]]) -> array.array[int]:
+    fds = array.array("i")
+    for level, kind, payload in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    return fds
 
 
 class DescriptorWriter:
@@ -190,11 +223,8 @@ class DescriptorWriter:
 
     def send(self, number: int, size: int, fd: int) -> None:
         """Pass a segment. Raises OSError."""
-        if fd < 0:
-            raise WireError(f"segment {number} has no descriptor")
         self._sock.sendmsg([_HEAD.pack(number, size)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
 
     def close(self) -> None:
         """Stop."""
-        with contextlib.suppress(OSError):
-            self._sock.close()
+        self._sock.close()

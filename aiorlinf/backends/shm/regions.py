@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 
-__all__ = ["ALIGNMENT", "Regions", "align"]
+__all__ = ["ALIGNMENT", "PAGE", "Regions", "align"]
 
 ALIGNMENT = 64
 """Bytes. Each tensor of a message starts at a multiple of this; regions at a multiple of a page."""
@@ -21,14 +21,20 @@ def align(size: int, to: int = ALIGNMENT) -> int:
 
 
 class Regions:
-    """Free space of one segment of `size` bytes, as disjoint, sorted, never adjacent (offset, length) spans."""
+    """Free space of one segment of `size` bytes, as disjoint, sorted, never adjacent (offset, length) spans.
 
-    __slots__ = ("_free", "_used", "size")
+    Attributes:
+        size: of the segment; a multiple of a page.
+        used: bytes in use.
+    """
+
+    __slots__ = ("_free", "_taken", "size", "used")
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.used = 0
         self._free: list[tuple[int, int]] = [(0, size)]
-        self._used: dict[int, int] = {}
+        self._taken: dict[int, int] = {}
 
     def take(self, size: int) -> int | None:
         """Offset of a region of at least `size` bytes, None if no span is large enough."""
@@ -39,13 +45,15 @@ class Regions:
                     del self._free[index]
                 else:
                     self._free[index] = (offset + need, length - need)
-                self._used[offset] = need
+                self._taken[offset] = need
+                self.used += need
                 return offset
         return None
 
     def give(self, offset: int) -> None:
         """Free the region that starts at `offset`. Raises KeyError if there is none."""
-        length = self._used.pop(offset)
+        length = self._taken.pop(offset)
+        self.used -= length
         index = bisect.bisect_left(self._free, (offset, 0))
         if index < len(self._free) and offset + length == self._free[index][0]:
             length += self._free[index][1]
@@ -58,11 +66,6 @@ class Regions:
         self._free.insert(index, (offset, length))
 
     @property
-    def used(self) -> int:
-        """Bytes in use."""
-        return sum(self._used.values())
-
-    @property
     def empty(self) -> bool:
         """Nothing is in use."""
-        return not self._used
+        return not self._taken

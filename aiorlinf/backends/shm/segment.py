@@ -7,13 +7,14 @@ size is sealed, so that a peer cannot make our reads fail with SIGBUS by cutting
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from aiorlinf.backends.shm.mapping import Mapping
 from aiorlinf.errors import WireError
 
 __all__ = ["Segment", "create_segment", "open_segment", "shm_problem"]
@@ -40,14 +41,15 @@ class Segment:
         address: where it is mapped, for copies.
     """
 
-    __slots__ = ("__weakref__", "_array", "address", "fd", "number", "size")
+    __slots__ = ("__weakref__", "_array", "_mapping", "address", "fd", "number", "size")
 
-    def __init__(self, number: int, size: int, fd: int, memory: mmap.mmap) -> None:
+    def __init__(self, number: int, fd: int, mapping: Mapping) -> None:
         self.number = number
-        self.size = size
+        self.size = mapping.size
         self.fd = fd
-        self._array: Any = np.frombuffer(memory, dtype=np.uint8)  # keeps the mapping; the mapping ends with its last view
-        self.address: int = self._array.ctypes.data
+        self.address = mapping.address
+        self._mapping = mapping
+        self._array: Any = np.asarray(mapping)  # refers to the mapping, as does every view: it ends with the last of them
 
     def view(self, offset: int, size: int) -> Any:
         """A NumPy array over part of the segment. It is a new root: everything made from it refers to it, not past it.
@@ -57,32 +59,43 @@ class Segment:
         # Through a memoryview: a slice of the array would have the whole segment's array as its base, not be one.
         return np.frombuffer(memoryview(self._array)[offset : offset + size], dtype=np.uint8)
 
+    def enter_pages(self) -> None:
+        """See `Mapping.enter_pages`."""
+        self._mapping.enter_pages()
+
     def close(self) -> None:
         """Close the descriptor. Views stay valid."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
+    def __del__(self) -> None:
+        self.close()  # there is none, unless it was made in a thread and the loop ended before it could take it
 
-def create_segment(number: int, size: int) -> Segment:
-    """A fresh segment whose pages exist. Blocks for as long as the kernel needs to make them: call it in a private thread.
+
+def create_segment(number: int, size: int, *, populate: bool = True) -> Segment:
+    """A fresh segment. With `populate` its pages exist, and it blocks for as long as the kernel needs to make them: call it in a private
+    thread. Without, a page is made when it is first touched.
 
     Raises:
         OSError: no memory, or no descriptors.
     """
     fd = os.memfd_create("aiorlinf", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.posix_fallocate(fd, 0, size)  # fails now instead of killing a process on first touch
+        os.ftruncate(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        memory = mmap.mmap(fd, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
-        return Segment(number, size, fd, memory)
+        mapping = Mapping(fd, size)
+        # Where the system counts what it has promised, a page that it cannot give would kill the process on first touch.
+        if (populate or _counts_promises()) and not mapping.make_pages():
+            os.posix_fallocate(fd, 0, size)
+        return Segment(number, fd, mapping)
     except BaseException:
         os.close(fd)
         raise
 
 
 def open_segment(number: int, size: int, fd: int) -> Segment:
-    """Map a segment that a peer made; takes over `fd` and closes it.
+    """Map a segment that a peer made; takes over `fd` and closes it. Takes some microseconds.
 
     Raises:
         WireError: it is not a sealed memory file of that size.
@@ -93,7 +106,13 @@ def open_segment(number: int, size: int, fd: int) -> Segment:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         if actual != size or seals & _SEALS != _SEALS:
             raise WireError(f"the peer's memory file has {actual} bytes instead of {size}, or can be cut short")
-        memory = mmap.mmap(fd, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
-        return Segment(number, size, -1, memory)
+        return Segment(number, -1, Mapping(fd, size))
     finally:
         os.close(fd)
+
+
+def _counts_promises() -> bool:
+    try:
+        return Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
+    except OSError:
+        return False

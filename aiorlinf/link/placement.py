@@ -1,0 +1,91 @@
+"""Where the leaves of one message lie in shared memory, and how START says so. Pure.
+
+The leaves are packed into one region, one after the other, each at a multiple of 64 bytes; those that were in shared memory before the
+send (made with `empty`) stay where they are.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from aiorlinf.backends.shm.regions import ALIGNMENT, align
+from aiorlinf.errors import WireError
+
+if TYPE_CHECKING:
+    from aiorlinf.backends.shm.arena import Region
+
+__all__ = ["PLACE", "Place", "Placement", "decode_places", "offsets", "packed_size"]
+
+PLACE = struct.Struct("<IQ")
+"""Segment number, offset."""
+
+_ITEM = struct.Struct("<IIQ")
+
+Place = tuple[int, int]
+"""Segment number and offset."""
+
+
+def offsets(sizes: Sequence[int]) -> list[int]:
+    """Where leaves of these sizes lie in their region, and at the end the size of that region."""
+    found = [0]
+    for size in sizes:
+        found.append(found[-1] + align(size))
+    return found
+
+
+def packed_size(sizes: Sequence[int]) -> int:
+    """Bytes of a region for leaves of these sizes."""
+    return offsets(sizes)[-1]
+
+
+class Placement:
+    """Where one message is, on the sender's side.
+
+    Attributes:
+        region: of the packed leaves, None if there are none.
+        owned: by index, the regions of leaves that were in shared memory already.
+        segments: numbers of the segments that it was lent in.
+        lent: how many regions the peer has not given back.
+        back: called once it has given back all of them.
+    """
+
+    __slots__ = ("back", "lent", "owned", "region", "segments")
+
+    def __init__(self, region: Region | None, owned: dict[int, Region]) -> None:
+        self.region = region
+        self.owned = owned
+        self.segments: tuple[int, ...] = ()
+        self.lent = 0
+        self.back: Callable[[], None] | None = None
+
+    def regions(self) -> list[Region]:
+        """All regions of the message."""
+        return [*([self.region] if self.region is not None else []), *self.owned.values()]
+
+    def encode(self) -> bytes:
+        """For the START frame."""
+        region = self.region
+        parts = [PLACE.pack(0, 0) if region is None else PLACE.pack(region.segment.number, region.offset)]
+        parts += [_ITEM.pack(index, owned.segment.number, owned.offset) for index, owned in self.owned.items()]
+        return b"".join(parts)
+
+
+def decode_places(body: memoryview, sizes: Sequence[int]) -> tuple[Place | None, dict[int, Place]]:
+    """The place of the packed leaves, None if there are none, and those of the others by index.
+
+    Raises:
+        WireError: malformed.
+    """
+    if len(body) < PLACE.size or (len(body) - PLACE.size) % _ITEM.size:
+        raise WireError("a malformed place in shared memory")
+    owned: dict[int, Place] = {}
+    for index, number, offset in _ITEM.iter_unpack(body[PLACE.size :]):
+        if index >= len(sizes) or index in owned or not number or offset % ALIGNMENT or not sizes[index]:
+            raise WireError(f"a wrong place for leaf {index} of {len(sizes)}: segment {number}, offset {offset}")
+        owned[index] = (number, offset)
+    number, offset = PLACE.unpack_from(body)
+    if bool(number) != any(size for index, size in enumerate(sizes) if index not in owned) or offset % ALIGNMENT:
+        raise WireError(f"a wrong place for {len(sizes)} leaves: segment {number}, offset {offset}")
+    return ((number, offset) if number else None), owned
