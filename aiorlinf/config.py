@@ -28,6 +28,7 @@ __all__ = [
     "JobConfig",
     "NetworkConfig",
     "SharedMemoryConfig",
+    "TensorBufferPoolConfig",
     "config_to_dict",
     "load_config",
     "option",
@@ -73,6 +74,13 @@ class SharedMemoryConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorBufferPoolConfig:
+    """Memory that payloads are received into, kept for the next ones."""
+
+    max_bytes: int = option(2048 * _MIB, "bound on such memory of one worker, in use and kept together", minimum=0, maximum=_TIB)
+
+
+@dataclass(frozen=True, slots=True)
 class CollectiveConfig:
     """How messages travel between workers."""
 
@@ -89,6 +97,12 @@ class CollectiveConfig:
     )
     allow_pickle: bool = option(True, "off: only plain containers, tensors, arrays and registered dataclasses can travel")
     shared_memory: SharedMemoryConfig = dataclasses.field(default_factory=SharedMemoryConfig)
+    tensor_buffer_pool: TensorBufferPoolConfig = dataclasses.field(default_factory=TensorBufferPoolConfig)
+    memory_allocator: str = option(
+        "default",
+        "what becomes of idle buffers and memory files; aggressive gives them back to the system",
+        choices=("default", "aggressive"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
