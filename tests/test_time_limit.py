@@ -58,3 +58,24 @@ def test_each_hang_ends_as_a_failure_and_the_run_goes_on(tmp_path: Path) -> None
     assert all(text == "" or "over its time limit of 0.5 s" in text for text in inner.texts.values())
     assert "in sleep_for_ever" in inner.output
     assert inner.output.rstrip().splitlines()[-1].strip("= ").startswith("4 failed, 2 passed, 1 error in")
+
+
+_HANGS_IN_C = """
+    import ctypes
+
+    def test_hangs_in_c_code():
+        lock = ctypes.create_string_buffer(64)
+        ctypes.CDLL(None).pthread_mutex_lock(lock)
+        ctypes.CDLL(None).pthread_mutex_lock(lock)
+
+    def test_is_quick():
+        pass
+"""
+
+
+def test_a_hang_in_c_code_costs_its_process_and_the_run_goes_on(tmp_path: Path) -> None:
+    # No signal handler of Python's ever runs there. Under xdist, as in scripts/test, another process takes the rest of the tests.
+    limits = ("-o", "timeout=0.5", "-o", "faulthandler_timeout=1", "-o", "faulthandler_exit_on_timeout=true")
+    inner = run_pytest(tmp_path, _HANGS_IN_C, "-p", "tests.time_limit", "-p", "no:randomly", "-n", "1", *limits)
+    assert "crashed while running 'test_inner.py::test_hangs_in_c_code'" in inner.output
+    assert inner.output.rstrip().splitlines()[-1].strip("= ").startswith("1 failed, 1 passed in")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import mmap
 import multiprocessing
@@ -176,14 +177,16 @@ def test_shared_memory_that_another_process_uses_is_not_ours() -> None:
     with check_leaks(grace=0, ignore=["children"]):
         assert stranger.stdout.readline() == b"\n"
         stranger.wait()
-    with pytest.raises(LeakError, match=rf"shm: {path}_ours \(4096 bytes\)"), check_leaks(grace=0), open(f"{path}_ours", "w+b") as file:
-        file.truncate(4096)
-        with mmap.mmap(file.fileno(), 4096):
-            pass
+    # Mapped until it is gone, so that it is no one else's, should other tests run at the same time.
+    with contextlib.ExitStack() as mapped:
+        with pytest.raises(LeakError, match=rf"shm: {path}_ours \(4096 bytes\)"), check_leaks(grace=0, ignore=["descriptors"]):
+            file = mapped.enter_context(open(f"{path}_ours", "w+b"))
+            file.truncate(4096)
+            mapped.enter_context(mmap.mmap(file.fileno(), 4096))
+        os.unlink(f"{path}_ours")
+    os.unlink(path)
     stranger.stdin.close()
     stranger.stdout.close()
-    os.unlink(path)
-    os.unlink(f"{path}_ours")
 
 
 @pytest.mark.asyncio
