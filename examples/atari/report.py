@@ -153,17 +153,17 @@ class Report:
         from matplotlib import pyplot
 
         figure, (top, middle, bottom) = pyplot.subplots(3, 1, sharex=True, figsize=(9, 9), layout="constrained")
-        times = [sample.at for sample in self.samples]
-
         top.plot([at for at, _ in self._returns], [points for _, points in self._returns], ".", color="0.7", label="one episode")
         known = [(sample.at, sample.mean_return) for sample in self.samples if sample.mean_return is not None]
         top.plot([at for at, _ in known], [mean for _, mean in known], color="C0", label=f"mean of the last {RECENT}")
         top.set(title=f"{self._game}: learned while played", ylabel="return")
 
-        middle.plot(times, [sample.steps_per_s for sample in self.samples], color="C1", label="steps/s")
+        rates = self.samples[:-1] or self.samples  # the last is about the time after the games
+        times = [sample.at for sample in rates]
+        middle.plot(times, [sample.steps_per_s for sample in rates], color="C1", label="steps/s")
         middle.set(ylabel="steps per second", ylim=(0, None))
         payload = middle.twinx()
-        payload.plot(times, [sample.megabytes_per_s for sample in self.samples], color="C2", label="MB/s")
+        payload.plot(times, [sample.megabytes_per_s for sample in rates], color="C2", label="MB/s")
         payload.set(ylabel="MB per second", ylim=(0, None))
 
         bottom.plot([at for at, _ in self._lags], [lag for _, lag in self._lags], ".", color="0.7", label="one trajectory")
