@@ -15,6 +15,7 @@ import torch
 from aiorlinf.address import WorkerAddress
 from aiorlinf.backends.shm.arena import ArenaStats
 from aiorlinf.backends.shm.descriptors import abstract_listener, abstract_name
+from aiorlinf.codec.pool import BufferPoolStats
 from aiorlinf.collective.collective import Collective
 from aiorlinf.collective.exchange import Exchange
 from aiorlinf.collective.inbox import Inbox
@@ -50,11 +51,13 @@ class WorkerStats:
         address: ours.
         links: one record per link that is up or being made.
         shared_memory: of this worker's sends; None before it has joined.
+        buffer_pool: memory that payloads are received into on the stream and gloo.
     """
 
     address: str
     links: tuple[LinkStats, ...]
     shared_memory: ArenaStats | None
+    buffer_pool: BufferPoolStats
 
 
 def init(
@@ -334,6 +337,8 @@ class Worker:
     def send(self, obj: Any, dst: str, *, tag: int = 0, timeout: float | None = None, async_op: Literal[False]) -> None: ...
     def send(self, obj: Any, dst: str, *, tag: int = 0, timeout: float | None = None, async_op: bool = True) -> AsyncWork[None] | None:
         """As `CollectiveGroup.send` in the unnamed group of us and `dst`; `dst` may be our own address."""
+        if not async_op:
+            self._exchange.check_may_block()
         work = self._exchange.send(WorkerAddress(dst), 0, obj, tag, timeout)
         return work if async_op else work.wait()
 
@@ -343,6 +348,8 @@ class Worker:
     def recv(self, src: str, *, tag: int = 0, timeout: float | None = None, async_op: Literal[False]) -> Any: ...
     def recv(self, src: str, *, tag: int = 0, timeout: float | None = None, async_op: bool = True) -> Any:
         """As `CollectiveGroup.recv` in the unnamed group of us and `src`; `src` may be our own address."""
+        if not async_op:
+            self._exchange.check_may_block()
         work = self._exchange.recv(WorkerAddress(src), 0, tag, timeout)
         return work if async_op else work.wait()
 
@@ -358,6 +365,8 @@ class Worker:
         self, tensor: torch.Tensor, dst: str, *, tag: int = 0, timeout: float | None = None, async_op: bool = True
     ) -> AsyncWork[None] | None:
         """As `CollectiveGroup.send_tensor` in the unnamed group of us and `dst`."""
+        if not async_op:
+            self._exchange.check_may_block()
         work = self._exchange.send_tensor(WorkerAddress(dst), 0, tensor, tag, timeout)
         return work if async_op else work.wait()
 
@@ -373,6 +382,8 @@ class Worker:
         self, out: torch.Tensor, src: str, *, tag: int = 0, timeout: float | None = None, async_op: bool = True
     ) -> AsyncWork[torch.Tensor] | torch.Tensor:
         """As `CollectiveGroup.recv_tensor` in the unnamed group of us and `src`."""
+        if not async_op:
+            self._exchange.check_may_block()
         work = self._exchange.recv_tensor(WorkerAddress(src), 0, out, tag, timeout)
         return work if async_op else work.wait()
 
@@ -425,9 +436,12 @@ class Worker:
 
     def stats(self) -> WorkerStats:
         """Counters of all links. Home thread only."""
-        memory = self._table.memory
+        table = self._table
         return WorkerStats(
-            str(self.address), tuple(link.stats() for link in self._table.links()), None if memory is None else memory.stats()
+            address=str(self.address),
+            links=tuple(link.stats() for link in table.links()),
+            shared_memory=None if table.memory is None else table.memory.stats(),
+            buffer_pool=table.pool.stats(),
         )
 
     def __repr__(self) -> str:

@@ -97,11 +97,11 @@ class TensorBufferPool:
         max_bytes: bound on what is in use and what is kept, together. 0: everything is unpooled.
 
     Attributes:
-        on_return: called in whatever thread a buffer comes back.
+        on_idle: called when a buffer comes back, in whatever thread.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self.on_return: Callable[[], None] | None = None
+        self.on_idle: Callable[[], None] | None = None
         self._index: PoolIndex[Buffer] = PoolIndex(max_bytes)
         # Memory comes back in finalizers: in any thread, and wherever the garbage collector strikes, also within our own methods. So they
         # touch nothing but this queue, which needs no lock.
@@ -170,8 +170,8 @@ class TensorBufferPool:
         elif self._poison:
             buffer.fill(_POISON)
         self._returned.append(buffer)
-        if self.on_return is not None:
-            self.on_return()
+        if self.on_idle is not None:
+            self.on_idle()
 
     # ---- giving memory back
 

@@ -9,6 +9,7 @@ import torch
 from aiorlinf.link.memory import byte_tensor, fresh_bytes
 
 if TYPE_CHECKING:
+    from aiorlinf.codec.pool import TensorBufferPool
     from aiorlinf.errors import AiorlinfError
     from aiorlinf.link.sink import Sink
     from aiorlinf.wire.leaves import LeafSpec
@@ -128,9 +129,9 @@ class Content:
         """Bytes of each leaf."""
         return [self.total] if self.manifest is None else [spec.nbytes for spec in self.manifest.specs]
 
-    def allocate(self) -> None:
-        """Fresh memory for every leaf."""
-        self.tensors = [fresh_bytes(size) for size in self.sizes()]
+    def allocate(self, pool: TensorBufferPool | None) -> None:
+        """Memory for every leaf."""
+        self.tensors = [fresh_bytes(size, pool) for size in self.sizes()]
 
     def place_into(self, out: torch.Tensor) -> None:
         """The caller's own memory."""

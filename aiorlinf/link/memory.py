@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from aiorlinf.codec.pool import TensorBufferPool
 
 __all__ = ["byte_tensor", "byte_view", "fresh_bytes"]
 
 
-def fresh_bytes(nbytes: int) -> torch.Tensor:
+def fresh_bytes(nbytes: int, pool: TensorBufferPool | None) -> torch.Tensor:
     """Memory that becomes a received leaf: one-dimensional uint8."""
+    if pool is not None:
+        return pool.empty(nbytes)
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu")  # whatever the caller's default device is
 
 

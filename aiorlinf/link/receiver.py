@@ -1,7 +1,7 @@
 """The receiving half of a link: matching, placing payloads, the window's reports.
 
 A message is matched when it is announced, delivered when it is complete. Its payload goes straight into its final memory: for
-`recv_tensor` the caller's own buffer, else fresh memory that becomes the received tensors.
+`recv_tensor` the caller's own buffer, else memory of the worker's pool that becomes the received tensors.
 
 The lock-out rule: `send_tensor` is done when a `recv_tensor` takes it. If both workers send first and receive second, each would wait
 for the other for ever; so when tensors wait unmatched in both directions, they are accepted into our memory and their sends are done.
@@ -31,6 +31,7 @@ from aiorlinf.wire.manifest import Limits, decode_manifest
 from aiorlinf.wire.tensor_header import check_tensor_fits, decode_tensor_spec, describe_spec, describe_tensor, sendable_leaf
 
 if TYPE_CHECKING:
+    from aiorlinf.codec.pool import TensorBufferPool
     from aiorlinf.config import CollectiveConfig
     from aiorlinf.link.connection import FrameWriter
     from aiorlinf.work.home import LoopHome
@@ -56,6 +57,7 @@ class Receiver:
 
     Attributes:
         lane, shared: the ways around the stream that this side has.
+        pool: memory of payloads; None: each has memory of its own.
         messages, payload_bytes: received so far.
         mismatches: messages refused because the receive expected something else.
         opened: by message id, messages whose trailer has not come.
@@ -69,6 +71,7 @@ class Receiver:
         self.remote = remote
         self.lane: ReceiveLane | None = None
         self.shared: SharedIn | None = None
+        self.pool: TensorBufferPool | None = None
         self.messages = 0
         self.payload_bytes = 0
         self.mismatches = 0
@@ -379,14 +382,14 @@ class Receiver:
         around = start.via == Via.GLOO
         if content.refused:
             if around:  # a started transfer must be taken off its lane, in order
-                content.allocate()
+                content.allocate(self.pool)
                 self._start_lane(message, content, start)
             return
         receive = message.receive
         if receive is not None and receive.tensor_out is not None and not content.tensors:
             content.place_into(receive.tensor_out)
         elif not content.tensors:
-            content.allocate()
+            content.allocate(self.pool)
         content.sink = Sink([byte_view(tensor) for tensor in content.split(start.threshold if around else None)[1]])
         if around:
             self._start_lane(message, content, start)
@@ -575,7 +578,7 @@ class Receiver:
                 # The transfer cannot be recalled: it goes on into the caller's memory, and is copied from there at its end.
                 content.borrowed = True
             elif content.sink is not None:
-                fresh = fresh_bytes(content.total)
+                fresh = fresh_bytes(content.total, self.pool)
                 content.sink.redirect([byte_view(fresh)])
                 content.tensors = [fresh]
 

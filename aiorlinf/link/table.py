@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aiorlinf.address import Identity, Incarnation, WorkerAddress
-from aiorlinf.config import JobConfig
+from aiorlinf.codec.pool import TensorBufferPool
+from aiorlinf.codec.trimmer import Trimmer
+from aiorlinf.config import CollectiveConfig, JobConfig
 from aiorlinf.errors import (
     AiorlinfError,
     BackendUnavailable,
@@ -79,6 +81,8 @@ class LinkTable:
         self._unproven: dict[ServerSide, None] = {}
         self._servers: list[asyncio.Server] = []
         self.memory: HostMemory | None = None
+        self.pool = TensorBufferPool(CollectiveConfig().tensor_buffer_pool.max_bytes)
+        self._trimmer: Trimmer | None = None
         self._closed = False
         self._closing: dict[Link, asyncio.Future[None]] = {}
 
@@ -119,6 +123,7 @@ class LinkTable:
     def _new_link(self, peer: WorkerAddress) -> Link:
         config = (self._self.config if self._self is not None else JobConfig()).cluster.collective
         link = Link(self.home, self.address, peer, config, self.wildcards, self._orders, self._on_link_end)
+        link.receiver.pool = self.pool
         self._links[peer] = link
         return link
 
@@ -259,8 +264,13 @@ class LinkTable:
     # ---- accepting
 
     def share_memory(self, config: JobConfig) -> HostMemory:
-        """Set up shared memory with workers of this host."""
-        self.memory = HostMemory(self.home, config.cluster.collective.shared_memory, self._link_of, self.links)
+        """Set up shared memory with workers of this host, and the pool, as the job's configuration says."""
+        collective = config.cluster.collective
+        self.memory = HostMemory(self.home, collective.shared_memory, self._link_of, self.links)
+        self.pool.resize(collective.tensor_buffer_pool.max_bytes)
+        if collective.memory_allocator == "aggressive":
+            self._trimmer = Trimmer(self.home, [self.pool, self.memory.arena])
+            self.pool.on_idle = self.memory.arena.on_idle = self._trimmer.wake
         return self.memory
 
     def _link_of(self, address: str) -> Link | None:
@@ -418,6 +428,9 @@ class LinkTable:
         for link in self.links():
             link.end(lambda: ClosedError("the worker was closed"))
         self._ended.clear()
+        self.pool.close()
+        if self._trimmer is not None:
+            self._trimmer.close()
         if self.memory is not None:
             self.memory.close()
 

@@ -344,6 +344,6 @@ def test_a_smaller_budget(pool: TensorBufferPool) -> None:
 
 def test_it_says_when_something_comes_back(pool: TensorBufferPool) -> None:
     calls: list[int] = []
-    pool.on_return = lambda: calls.append(1)
+    pool.on_idle = lambda: calls.append(1)
     pool.empty(SIZE)
     assert calls == [1]

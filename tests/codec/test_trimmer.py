@@ -65,7 +65,7 @@ async def test_short_memory_does_not_wait() -> None:
 async def test_a_pool_gives_back_what_nobody_uses() -> None:
     pool = TensorBufferPool(8 * SIZE)
     trimmer = Trimmer(LoopHome(asyncio.get_running_loop()), [pool], period_s=PERIOD_S, short=lambda: False)
-    pool.on_return = trimmer.wake
+    pool.on_idle = trimmer.wake
     kept = pool.empty(SIZE)
     holder = [pool.empty(SIZE)]
     thread = threading.Thread(target=holder.clear)  # in another thread, as any tensor may end

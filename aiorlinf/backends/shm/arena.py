@@ -91,6 +91,7 @@ class Arena:
     Attributes:
         bytes: size of all segments, and of those being made.
         on_drop: called with the number of each segment that nobody will find anything new in.
+        on_idle: called when a segment becomes unused.
     """
 
     def __init__(self, home: LoopHome, max_bytes: int, segment_bytes: int) -> None:
@@ -99,10 +100,12 @@ class Arena:
         self.segment_bytes = align(segment_bytes, PAGE)
         self.bytes = 0
         self.on_drop: Callable[[int], None] = lambda number: None
+        self.on_idle: Callable[[], None] | None = None
         self._numbers = itertools.count(1)
         self._segments: dict[int, Segment] = {}
         self._regions: dict[int, Regions] = {}
         self._retired: set[int] = set()
+        self._resting: set[int] = set()
         self._growing: list[_Growth] = []
         self._closed = False
         self._hits = 0
@@ -118,6 +121,7 @@ class Arena:
             offset = regions.take(size)
             if offset is not None:
                 self._hits += 1
+                self._resting.discard(number)
                 return Region(self._segments[number], offset, size)
         return None
 
@@ -206,8 +210,20 @@ class Arena:
 
     def trim(self) -> int:
         """Give all unused segments back to the system; returns their bytes."""
+        return self._trim(self._unused())
+
+    def age(self) -> bool:
+        """Give those back that nobody has used since before the last call; whether unused ones remain."""
+        self._trim(self._resting)
+        self._resting = self._unused()
+        return bool(self._resting)
+
+    def _unused(self) -> set[int]:
+        return {number for number, regions in self._regions.items() if regions.empty}
+
+    def _trim(self, numbers: set[int]) -> int:
         before = self.bytes
-        for number in [number for number in self._segments if self._regions[number].empty]:
+        for number in list(numbers):
             self._evictions += 1
             self._drop(number)
         return before - self.bytes
@@ -216,6 +232,7 @@ class Arena:
         segment = self._segments.pop(number)
         del self._regions[number]
         self._retired.discard(number)
+        self._resting.discard(number)
         self.bytes -= segment.size
         segment.close()
         self.home.loop.call_soon(let_go, [segment])  # in a later turn: the callers of this may still refer to it
@@ -238,8 +255,10 @@ class Arena:
         if regions is None:
             return
         regions.give(region.offset)
-        if number in self._retired and regions.empty:
+        if regions.empty and number in self._retired:
             self._drop(number)
+        elif regions.empty and self.on_idle is not None:
+            self.on_idle()
 
     def abandon(self, region: Region) -> None:
         """One who may look at it will never say when he is done: its memory must not be written to again."""
@@ -259,6 +278,7 @@ class Arena:
         self._segments.clear()
         self._regions.clear()
         self._retired.clear()
+        self._resting.clear()
 
     def stats(self) -> ArenaStats:
         """A frozen copy of the counters."""
