@@ -12,7 +12,7 @@ import torch
 from aiorlinf.address import WorkerAddress
 from aiorlinf.collective.giving import Gift, encode_giving
 from aiorlinf.config import CollectiveConfig
-from aiorlinf.errors import AiorlinfError, ClosedError, DeadlineExceeded, ForkedHandle, UnsupportedObject, UsageError
+from aiorlinf.errors import AiorlinfError, ClosedError, DeadlineExceeded, ForkedHandle, UnsupportedObject, UsageError, WouldBlockLoop
 from aiorlinf.link.incoming import Receive
 from aiorlinf.link.link import LinkState
 from aiorlinf.link.outgoing import Outgoing
@@ -68,6 +68,11 @@ class Exchange:
             raise ClosedError("the worker was closed", local=self.local)
         if type(tag) is not int or not 0 <= tag <= MAX_TAG:
             raise UsageError(f"tag {tag!r} is not a whole number from 0 to {MAX_TAG}")
+
+    def check_may_block(self) -> None:
+        """Raise WouldBlockLoop on the home thread: before the operation begins, for it could not be taken back whole."""
+        if self.home.on_home():
+            raise WouldBlockLoop("async_op=False on the loop's own thread would never return", hint="await the operation instead")
 
     # ---- sending
 

@@ -91,6 +91,8 @@ class CollectiveGroup:
 
         Cancelling withdraws the message if no receive has taken it yet.
         """
+        if not async_op:
+            self._exchange.check_may_block()
         work = self._exchange.send(self._peer(dst, "dst"), self._context, obj, tag, timeout)
         return work if async_op else work.wait()
 
@@ -119,6 +121,8 @@ class CollectiveGroup:
 
         Cancelling takes nothing: a message that was on its way to this call goes to the next one.
         """
+        if not async_op:
+            self._exchange.check_may_block()
         work = self._exchange.recv(self._peer(src, "src"), self._context, tag, timeout)
         return work if async_op else work.wait()
 
@@ -151,6 +155,8 @@ class CollectiveGroup:
 
         Cancelling withdraws the tensor if no receive has taken it yet.
         """
+        if not async_op:
+            self._exchange.check_may_block()
         work = self._exchange.send_tensor(self._peer(dst, "dst"), self._context, tensor, tag, timeout)
         return work if async_op else work.wait()
 
@@ -178,6 +184,8 @@ class CollectiveGroup:
         Cancelling takes nothing; `out` may have been written to in part, and a transfer through Gloo that has begun goes on writing
         to its end.
         """
+        if not async_op:
+            self._exchange.check_may_block()
         work = self._exchange.recv_tensor(self._peer(src, "src"), self._context, out, tag, timeout)
         return work if async_op else work.wait()
 
