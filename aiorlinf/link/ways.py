@@ -196,6 +196,7 @@ class LaneWay:
         queue, self._queue = self._queue, deque()
         for out in queue:
             out.busy = False
+            self._host.release(out)
 
 
 class SharedWay:

@@ -133,11 +133,17 @@ class Watcher(FrameHandler):
         self.side = side
         self.link = link
 
+    def on_data(self, key: int, flags: int, body: memoryview) -> None:
+        self._watch(FrameType.DATA, flags, key, body, lambda: self.link.on_data(key, flags, body))
+
     def on_frame(self, kind: int, flags: int, key: int, body: memoryview) -> None:
+        self._watch(kind, flags, key, body, lambda: self.link.on_frame(kind, flags, key, body))
+
+    def _watch(self, kind: int, flags: int, key: int, body: memoryview, act: Callable[[], None]) -> None:
         model = self.model
         model.guarded(model.frame_comes, self.side, kind, flags, key, body)
         try:
-            self.link.on_frame(kind, flags, key, body)
+            act()
         except Exception as error:  # the connection ends the link with it; here it is a finding
             model.failures.append(error)
             raise
@@ -607,7 +613,7 @@ class Model:
             assert receiver._unmatched_tensors == set()
             if not self.stopped[index]:
                 assert len(side.link.mailbox) == 0
-                assert side.link.mailbox._streams == {}
+                assert side.link.mailbox.posted_keys() == []
             if whole:
                 assert receiver.window.outstanding == 0
                 assert receiver._relieved == 0

@@ -236,6 +236,7 @@ class OneLink:
         self.wildcards: dict[int, Wildcard] = {}
         self.inboxes: set[Inbox] = set()
         self.orders: Iterator[int] = itertools.count()
+        self.by_address: dict[WorkerAddress, Link] = {}
         self.link: Link
 
     def obtain(self, peer: WorkerAddress) -> Link:
@@ -266,12 +267,17 @@ class Side:
         self.address = WorkerAddress(address)
         self.other = WorkerAddress(other)
         self.table = OneLink(home, self.address)
-        self.link = Link(home, self.address, self.other, config, self.table.wildcards, self.table.orders, ended)
-        self.table.link = self.link
+        self.link = Link(home, self.address, self.other, config, self.table.wildcards, self.table.orders, self._link_ended)
+        self.table.link = self.table.by_address[self.other] = self.link
+        self._ended = ended
         self.exchange = Exchange(home, cast(LinkTable, self.table), config)
         self.connection = Connection(home.loop, lambda _data: None, lambda _error: None)
         self.socket: Socket
         self._inboxes: dict[int, Inbox] = {}
+
+    def _link_ended(self, link: Link) -> None:
+        self.table.by_address.clear()
+        self._ended(link)
 
     def inbox(self, tag: int) -> Inbox:
         """The inbox of a tag, one for ever."""

@@ -47,6 +47,7 @@ size = st.sampled_from([1, 3, 16, 17, 40, 100, 300, 1000, 1 << 20])
 kind = st.sampled_from(["right", "right", "right", "right", "right", "object", "inbox", *[shape.tensor for shape in TENSORS[:2]]])
 
 calls = st.one_of(
+    st.just(("nothing",)),  # what a step shrinks to: runs have a least length, because hypothesis prefers short lists by far
     st.tuples(st.just("send"), sender, tag, st.sampled_from(OBJECTS)),
     st.tuples(st.just("send"), sender, tag, st.sampled_from(TENSORS)),
     st.tuples(st.just("recv"), receiver, tag, kind, st.booleans()),
@@ -80,12 +81,14 @@ def play(model: Model, steps: list[Step]) -> None:
     """Let this happen, one after the other."""
     for name, *args in steps:
         if name in ("cancel_send", "write"):
-            if model.sendings:
-                getattr(model, name)(model.sendings[args[0] % len(model.sendings)], *args[1:])
+            pending = [sending for sending in model.sendings if not sending.work.done()] or model.sendings
+            if pending:
+                getattr(model, name)(pending[args[0] % len(pending)], *args[1:])
         elif name in ("cancel_recv", "take"):
-            if model.receivings:
-                getattr(model, name)(model.receivings[args[0] % len(model.receivings)])
-        else:
+            open_ones = [receive for receive in model.receivings if not receive.taken and not receive.work.cancelled()]
+            if open_ones:
+                getattr(model, name)(open_ones[args[0] % len(open_ones)])
+        elif name != "nothing":
             getattr(model, name)(*args)
         model.check()
 
@@ -117,12 +120,12 @@ def play_to_the_end(model: Model, steps: list[Step]) -> None:
 
 @settings(max_examples=examples(250), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    steps=st.lists(st.one_of(calls, world), max_size=60),
+    steps=st.lists(calls | world, min_size=20, max_size=60),
     start_up=st.booleans(),
-    ending=st.none() | st.tuples(end, st.lists(st.one_of(calls, world), max_size=15)),
+    ending=st.none() | st.tuples(end, st.lists(calls | world, max_size=15)),
     capacity=st.sampled_from([30, 100, 700, 1 << 30]),
     chunk_bytes=st.sampled_from([40, 100, 256, 1000]),
-    lanes=st.sampled_from([(False, False), (False, False), (True, False), (True, True)]),
+    lanes=st.sampled_from([(False, False), (True, False), (True, True)]),
     required=st.booleans(),
 )
 def test_any_run_of_two_links(
