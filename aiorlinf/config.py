@@ -11,6 +11,7 @@ import difflib
 import functools
 import math
 import os
+import pkgutil
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,10 +30,12 @@ __all__ = [
     "NetworkConfig",
     "SharedMemoryConfig",
     "TensorBufferPoolConfig",
+    "TensorCompressionConfig",
     "config_to_dict",
     "load_config",
     "option",
     "option_docs",
+    "variant",
 ]
 
 _KIB = 1024
@@ -64,6 +67,17 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def variant(key: str, source: str) -> Any:
+    """The last field of a section: holds the keys that only some values of another key have. In the file they stand beside that key.
+
+    Args:
+        key: the other key; None as its value stands for no keys.
+        source: ``module:function``, which gives a record class for each value of that key. It is asked when a configuration that has the
+            section is loaded, so that what is built on the configuration can declare keys of its own.
+    """
+    return dataclasses.field(default=None, metadata={"variant": key, "source": source})
+
+
 @dataclass(frozen=True, slots=True)
 class SharedMemoryConfig:
     """Payloads between workers of one host, in memory files that both map."""
@@ -78,6 +92,33 @@ class TensorBufferPoolConfig:
     """Memory that payloads are received into, kept for the next ones."""
 
     max_bytes: int = option(2048 * _MIB, "bound on such memory of one worker, in use and kept together", minimum=0, maximum=_TIB)
+
+
+# Written down, because nothing here loads torch.
+_DTYPES = (
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
+    *("uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7", "int1", "int2", "int3", "int4", "int5", "int6", "int7"),
+    *("bits1x8", "bits2x4", "bits4x2", "bits8", "bits16"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCompressionConfig:
+    """Lossless compression of tensors in CPU memory."""
+
+    enabled: bool = option(True, "false, or without this section: nothing is compressed")
+    codec: str | None = option(None, "what compresses: lz4 for fast networks, zstd for slow ones; required when enabled")
+    min_bytes: int = option(16 * _KIB, "tensors of fewer bytes go as they are", minimum=0, maximum=_TIB)
+    excluded_dtypes: tuple[str, ...] = option(("float32",), "tensors of these dtypes go as they are; [] to try all", choices=_DTYPES)
+    parameters: Any = variant("codec", "aiorlinf.codec.registry:codec_parameters")  # noqa: RUF009 - variant makes a dataclass field
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, complaint) for what a single key cannot tell."""
+        if self.enabled and self.codec is None:
+            allowed = ", ".join(_variant_records(dataclasses.fields(self)[-1]))
+            yield "codec", f"this key is required when compression is enabled (allowed: {allowed})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +139,7 @@ class CollectiveConfig:
     allow_pickle: bool = option(True, "off: only plain containers, tensors, arrays and registered dataclasses can travel")
     shared_memory: SharedMemoryConfig = dataclasses.field(default_factory=SharedMemoryConfig)
     tensor_buffer_pool: TensorBufferPoolConfig = dataclasses.field(default_factory=TensorBufferPoolConfig)
+    tensor_compression: TensorCompressionConfig = dataclasses.field(default_factory=lambda: TensorCompressionConfig(enabled=False))
     memory_allocator: str = option(
         "default",
         "what becomes of idle buffers and memory files; aggressive gives them back to the system",
@@ -167,12 +209,24 @@ def config_to_dict(config: object) -> dict[str, Any]:
     """The record as plain dicts, lists and scalars; JSON and YAML can hold it, and `load_config` gives the record back."""
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise TypeError(f"a configuration record is expected, not {_describe(config)}")
-    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if "variant" not in field.metadata:
+            values[field.name] = _plain(value)
+        elif value is not None:
+            values.update(config_to_dict(value))
+    return values
 
 
 def option_docs(section: type = JobConfig, path: str = "") -> Iterator[tuple[str, str, object]]:
     """Yield (full path, doc, default) of every key, in order."""
     for field in dataclasses.fields(section):
+        if "variant" in field.metadata:
+            for name, record in _variant_records(field).items():
+                for inner, doc, default in option_docs(record, path):
+                    yield inner, f"only with {field.metadata['variant']}: {name}; {doc}", default
+            continue
         inner = _join(path, field.name)
         nested = _nested_section(_hints(section)[field.name])
         if nested is not None:
@@ -271,12 +325,23 @@ def _section(section: type[T], data: object, path: str) -> T:
     if not isinstance(data, Mapping):
         raise ConfigError(path, f"a section with keys is expected, not {_describe(data)}")
     fields = {field.name: field for field in dataclasses.fields(cast(Any, section))}
+    variant_field = next((field for field in fields.values() if "variant" in field.metadata), None)
+    if variant_field is not None:
+        del fields[variant_field.name]
     hints = _hints(cast(Any, section))
     values: dict[str, Any] = {}
+    others: dict[str, object] = {}
     for key, value in data.items():
-        if not isinstance(key, str) or key not in fields:
+        if isinstance(key, str) and key in fields:
+            if value is None and fields[key].default_factory is not MISSING:
+                continue  # a section with every key commented out is as good as none
+            values[key] = _value(hints[key], value, _join(path, key), fields[key].metadata)
+        elif variant_field is not None:
+            others[str(key)] = value
+        else:
             raise ConfigError(_join(path, str(key)), _unknown_key(str(key), list(fields)))
-        values[key] = _value(hints[key], value, _join(path, key), fields[key].metadata)
+    if variant_field is not None:
+        values[variant_field.name] = _variant_section(variant_field, values, others, path, list(fields))
     for name, field in fields.items():
         if name not in values and field.default is MISSING and field.default_factory is MISSING:
             raise ConfigError(_join(path, name), "this key is required")
@@ -286,6 +351,36 @@ def _section(section: type[T], data: object, path: str) -> T:
         for key, complaint in check():
             raise ConfigError(_join(path, key), complaint)
     return record
+
+
+def _variant_records(field: dataclasses.Field[Any]) -> Mapping[str, type[Any]]:
+    records: Mapping[str, type[Any]] = pkgutil.resolve_name(field.metadata["source"])()
+    return records
+
+
+def _variant_section(
+    field: dataclasses.Field[Any], values: Mapping[str, Any], others: Mapping[str, object], path: str, plain: list[str]
+) -> object:
+    """The record of the keys that stand in the section because of what another key says; None if that says nothing."""
+    by = field.metadata["variant"]
+    chosen = values.get(by)
+    if chosen is None and not others:
+        return None
+    records = _variant_records(field)
+    if chosen is not None:
+        _check_rules(chosen, _join(path, by), {"choices": list(records)})
+    own = [] if chosen is None else [inner.name for inner in dataclasses.fields(records[chosen])]
+    for key in others:
+        if key in own:
+            continue
+        allowed = ", ".join(plain + own)
+        has_it = [f"{by}: {name}" for name, record in records.items() if any(inner.name == key for inner in dataclasses.fields(record))]
+        if not has_it:
+            raise ConfigError(_join(path, key), _unknown_key(key, plain + own))
+        meant = " or ".join(own or has_it)
+        complaint = f"only {' and '.join(has_it)} has this key, and {by} is {chosen or 'not set'}"
+        raise ConfigError(_join(path, key), f"{complaint}; do you mean {meant}? (allowed here: {allowed})")
+    return None if chosen is None else _section(records[chosen], others, path)
 
 
 def _unknown_key(key: str, allowed: list[str]) -> str:
@@ -336,7 +431,7 @@ def _of_kind(kind: Any, value: object, path: str, rules: Mapping[str, Any]) -> t
 
 def _check_rules(value: object, path: str, rules: Mapping[str, Any]) -> None:
     choices = rules.get("choices")
-    if choices is not None and value not in choices:
+    if choices is not None and not isinstance(value, tuple) and value not in choices:  # of a tuple, the items were checked
         near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
         meant = f"; do you mean {near[0]}?" if near else ""
         raise ConfigError(path, f"{value!r} is not allowed{meant} (allowed: {', '.join(str(choice) for choice in choices)})")

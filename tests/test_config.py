@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -199,9 +201,146 @@ def test_the_shipped_file_shows_every_key_with_its_default_and_a_comment() -> No
     for path, doc, _ in option_docs():
         assert doc
         name = path.rpartition(".")[2]
-        index = next(number for number, line in enumerate(lines) if line.strip().startswith(f"{name}:"))
+        # A key that only one codec has stands there as a comment.
+        index = next(number for number, line in enumerate(lines) if line.strip().startswith((f"{name}:", f"# {name}:")))
         assert lines[index - 1].strip().startswith("#"), f"{path} has no comment"
     assert all(len(line) <= 140 for line in lines)
+
+
+@pytest.mark.parametrize("file", sorted(DEFAULT_YAML.parent.glob("*.yaml")), ids=lambda file: file.stem)
+def test_each_shipped_file_loads_and_is_explained(file: Path) -> None:
+    load_config(file)
+    lines = file.read_text().splitlines()
+    assert lines[0].startswith("# ")
+    assert all(len(line) <= 140 for line in lines)
+
+
+def test_the_shipped_files_say_what_their_names_say() -> None:
+    def compression(name: str) -> Any:
+        return load_config(DEFAULT_YAML.with_name(name)).cluster.collective.tensor_compression
+
+    assert not compression("one-host.yaml").enabled
+    assert not compression("fast-cluster.yaml").enabled
+    slow, very_slow = compression("slow-network.yaml"), compression("very-slow-network.yaml")
+    assert (slow.enabled, slow.codec, slow.parameters.acceleration) == (True, "lz4", 1)
+    assert (very_slow.enabled, very_slow.codec, very_slow.parameters.level) == (True, "zstd", 3)
+
+
+# ---------------------------------------------------------------------------------------------------------- compression
+
+COMPRESSION = "cluster.collective.tensor_compression"
+
+
+def compression_of(**keys: object) -> Any:
+    return load_config(nested(COMPRESSION, keys)).cluster.collective.tensor_compression
+
+
+def test_the_compression_of_the_design() -> None:
+    lz4 = compression_of(enabled=True, codec="lz4", min_bytes=16384, excluded_dtypes=["float32"], acceleration=1)
+    assert (lz4.enabled, lz4.codec, lz4.min_bytes, lz4.excluded_dtypes) == (True, "lz4", 16384, ("float32",))
+    assert lz4.parameters.acceleration == 1
+    assert lz4 == compression_of(codec="lz4")
+    zstd = compression_of(enabled=True, codec="zstd", level=7, max_inflight=2, excluded_dtypes=[])
+    assert (zstd.parameters.level, zstd.parameters.max_inflight, zstd.excluded_dtypes) == (7, 2, ())
+    assert compression_of(codec="zstd").parameters == dataclasses.replace(zstd.parameters, level=1, max_inflight=4)
+
+
+@pytest.mark.parametrize("absent", [{}, {"tensor_compression": None}, {"tensor_compression": {"enabled": False}}])
+def test_without_the_section_nothing_is_compressed(absent: dict[str, Any]) -> None:
+    loaded = load_config({"cluster": {"collective": absent}})
+    assert loaded == JobConfig()
+    assert not loaded.cluster.collective.tensor_compression.enabled
+
+
+def test_a_codec_that_is_off_is_still_checked() -> None:
+    off = compression_of(enabled=False, codec="zstd", level=5)
+    assert not off.enabled
+    assert off.parameters.level == 5
+    with pytest.raises(ConfigError, match="100 is out of range"):
+        compression_of(enabled=False, codec="zstd", level=100)
+
+
+@pytest.mark.parametrize("keys", [{"codec": "lz4", "acceleration": 3}, {"codec": "zstd", "level": 3}, {"enabled": False}])
+def test_compression_makes_the_round_trip(keys: dict[str, Any]) -> None:
+    record = load_config(nested(COMPRESSION, keys))
+    plain = config_to_dict(record)
+    assert "parameters" not in plain["cluster"]["collective"]["tensor_compression"]
+    assert plain["cluster"]["collective"]["tensor_compression"].items() >= keys.items()
+    assert load_config(plain) == load_config(yaml.safe_load(yaml.safe_dump(plain))) == load_config(record) == record
+
+
+@pytest.mark.parametrize(
+    ("keys", "wrong", "said"),
+    [
+        ({"enabled": True}, "codec", "this key is required when compression is enabled (allowed: lz4, zstd)"),
+        ({"min_bytes": 1}, "codec", "this key is required when compression is enabled (allowed: lz4, zstd)"),
+        ({"codec": "lz5"}, "codec", "'lz5' is not allowed; do you mean lz4? (allowed: lz4, zstd)"),
+        ({"codec": "gzip"}, "codec", "'gzip' is not allowed (allowed: lz4, zstd)"),
+        ({"codec": 4}, "codec", "text or null is expected, not 4"),
+        ({"enabled": 1, "codec": "lz4"}, "enabled", "true or false is expected, not 1"),
+        (
+            {"codec": "lz4", "level": 1},
+            "level",
+            "do you mean acceleration? (allowed here: enabled, codec, min_bytes, excluded_dtypes, acceleration)",
+        ),
+        ({"codec": "lz4", "max_inflight": 1}, "max_inflight", "only codec: zstd has this key, and codec is lz4; do you mean acceleration?"),
+        (
+            {"codec": "zstd", "acceleration": 1},
+            "acceleration",
+            "only codec: lz4 has this key, and codec is zstd; do you mean level or max_inflight? (allowed here: enabled, codec, min_bytes",
+        ),
+        ({"enabled": False, "level": 1}, "level", "only codec: zstd has this key, and codec is not set; do you mean codec: zstd?"),
+        ({"codec": "zstd", "levle": 1}, "levle", "unknown key; do you mean level? (allowed here: enabled, codec, min_bytes, excl"),
+        ({"codec": "zstd", "min_byte": 1}, "min_byte", "unknown key; do you mean min_bytes?"),
+        ({"codec": "lz4", "parameters": {}}, "parameters", "unknown key (allowed here: enabled, codec, min_bytes, excluded_dtypes, accel"),
+        ({"codec": "lz4", "acceleration": 0}, "acceleration", "0 is out of range; allowed: at least 1 and at most 65537"),
+        ({"codec": "lz4", "acceleration": 1.5}, "acceleration", "a whole number is expected, not 1.5"),
+        ({"codec": "zstd", "level": 0}, "level", "0 is out of range; allowed: at least 1 and at most 22"),
+        ({"codec": "zstd", "level": True}, "level", "a whole number is expected, not True"),
+        ({"codec": "zstd", "max_inflight": 0}, "max_inflight", "0 is out of range; allowed: at least 1"),
+        ({"codec": "lz4", "min_bytes": -1}, "min_bytes", "-1 is out of range; allowed: at least 0"),
+        ({"codec": "lz4", "excluded_dtypes": "float32"}, "excluded_dtypes", "a list (bool, uint8"),
+        ({"codec": "lz4", "excluded_dtypes": ["float23"]}, "excluded_dtypes[0]", "'float23' is not allowed; do you mean float32?"),
+        (
+            {"codec": "lz4", "excluded_dtypes": ["int8", "torch.int64"]},
+            "excluded_dtypes[1]",
+            "'torch.int64' is not allowed; do you mean int64?",
+        ),
+        ({"codec": "lz4", "excluded_dtypes": [3]}, "excluded_dtypes[0]", "text (bool, uint8"),
+    ],
+)
+def test_errors_in_the_compression(keys: dict[str, Any], wrong: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compression_of(**keys)
+    assert caught.value.path == f"{COMPRESSION}.{wrong}"
+    assert said in caught.value.message
+
+
+def test_an_error_of_the_codecs_key_has_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("cluster:\n  collective:\n    tensor_compression:\n      codec: lz4\n      level: 3\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert str(caught.value).endswith(f"(hint: in {file}, line 5)")
+
+
+def test_every_dtype_can_be_excluded() -> None:
+    from aiorlinf.wire.dtypes import DTYPES
+
+    # Torch's names are written down in the configuration, which does not load torch.
+    assert set(compression_of(codec="lz4", excluded_dtypes=sorted(DTYPES)).excluded_dtypes) == set(DTYPES)
+
+
+def test_a_configuration_loads_without_torch() -> None:
+    code = """
+import sys
+from aiorlinf.config import load_config
+keys = {"codec": "zstd", "level": 3, "excluded_dtypes": ["bfloat16"]}
+load_config({"cluster": {"collective": {"tensor_compression": keys}}})
+print([name for name in ("torch", "lz4", "zstandard") if name in sys.modules])
+"""
+    run = subprocess.run([sys.executable, "-c", code], cwd=DEFAULT_YAML.parent.parent, capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["[]"]
 
 
 # ------------------------------------------------------------------------------- a new section is one more dataclass

@@ -1,4 +1,4 @@
-"""Memory that payloads are received into and packed into: the pool of buffers, and giving idle memory back to the system."""
+"""Buffers that are used again, giving idle memory back to the system, and lossless compression of tensors between them."""
 
 from __future__ import annotations
 

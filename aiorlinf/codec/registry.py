@@ -1,0 +1,84 @@
+"""All codecs, found by looking into `codec/codecs`: by name for the configuration, by number for what arrives."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from aiorlinf.codec import codecs
+from aiorlinf.codec.base import Codec
+from aiorlinf.config import TensorCompressionConfig
+from aiorlinf.errors import ConfigError
+
+__all__ = ["codec_parameters", "codecs_by_name", "codecs_by_number", "make_codec", "probe"]
+
+_PATH = "cluster.collective.tensor_compression"
+
+AnyCodec = type[Codec[Any]]
+
+
+@functools.cache
+def codecs_by_name() -> Mapping[str, AnyCodec]:
+    """The classes of all codecs, by name. Imports their modules, not their libraries."""
+    found = {}
+    for module in pkgutil.iter_modules(codecs.__path__):
+        codec: AnyCodec = importlib.import_module(f"{codecs.__name__}.{module.name}").CODEC
+        found[codec.name] = codec
+    _by_number(found.values())  # each number once
+    return MappingProxyType(found)
+
+
+@functools.cache
+def codecs_by_number() -> Mapping[int, AnyCodec]:
+    """The classes of all codecs, by their number on the wire."""
+    return MappingProxyType(_by_number(codecs_by_name().values()))
+
+
+def _by_number(classes: Iterable[AnyCodec]) -> dict[int, AnyCodec]:
+    found: dict[int, AnyCodec] = {}
+    for codec in classes:
+        if codec.number in found or not 1 <= codec.number <= 255:
+            raise ValueError(f"codec {codec.name}: number {codec.number} is taken or out of range")
+        found[codec.number] = codec
+    return found
+
+
+def codec_parameters() -> dict[str, type[Any]]:
+    """The record of each codec's keys, by the codec's name. Asked by the configuration."""
+    return {name: codec.Parameters for name, codec in codecs_by_name().items()}
+
+
+def probe(config: TensorCompressionConfig) -> None:
+    """Check that the library of the codec in use is there. To be called where a worker takes its configuration over.
+
+    Raises:
+        ConfigError: it is missing; names the package.
+    """
+    if not config.enabled or config.codec is None:
+        return
+    codec = codecs_by_name()[config.codec]
+    try:
+        codec.probe()
+    except ImportError as error:
+        raise ConfigError(
+            f"{_PATH}.codec",
+            f"codec {codec.name} needs the package {codec.package}, which this worker cannot import: {error}",
+            hint=f"pip install {codec.package}, or choose another codec",
+        ) from error
+
+
+def make_codec(config: TensorCompressionConfig) -> Codec[Any]:
+    """The codec in use, with its parameters.
+
+    Raises:
+        ConfigError: its library is missing.
+        ValueError: compression is off.
+    """
+    if not config.enabled or config.codec is None:
+        raise ValueError("compression is off")
+    probe(config)
+    return codecs_by_name()[config.codec](config.parameters)
