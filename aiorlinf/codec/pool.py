@@ -2,6 +2,8 @@
 
 First touch of fresh memory costs many times the copy into it. A pool hands out tensors over buffers of its own; a buffer comes back by
 itself when the last view of its memory is gone (a slice, a NumPy array, a tensor in a replay buffer), never before.
+
+For debugging, with AIORLINF_DEBUG_POOL=1 in the environment, memory that comes back is overwritten with 0xDB bytes at once.
 """
 
 from __future__ import annotations

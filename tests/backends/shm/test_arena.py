@@ -129,6 +129,31 @@ async def test_over_the_bound_it_refuses_and_drops_nothing_in_vain(home: LoopHom
 
 
 @pytest.mark.asyncio
+async def test_segments_that_nobody_has_used_for_a_while_are_given_back(home: LoopHome) -> None:
+    idle: list[int] = []
+    dropped: list[int] = []
+    arena = Arena(home, 4 * SEGMENT, SEGMENT)
+    arena.on_idle = lambda: idle.append(1)
+    arena.on_drop = dropped.append
+    regions = [await grown(arena, SEGMENT) for _ in range(3)]
+    numbers = [region.segment.number for region in regions if region is not None]
+    for region in regions[1:]:
+        assert region is not None
+        arena.release(region)
+    assert len(idle) == 2
+    assert arena.age()
+    used = arena.take(SEGMENT)
+    assert used is not None
+    arena.release(used)
+    assert arena.age()
+    assert dropped == [numbers[2]]
+    assert not arena.age()
+    assert dropped == [numbers[2], numbers[1]]
+    assert arena.stats().segments == 1
+    arena.close()
+
+
+@pytest.mark.asyncio
 async def test_segments_that_are_being_made_count(home: LoopHome) -> None:
     arena = Arena(home, 2 * SEGMENT, SEGMENT)
     waiting = [asyncio.ensure_future(grown(arena, SEGMENT)) for _ in range(2)]
@@ -276,7 +301,8 @@ Step = tuple[str, int]
 @given(
     steps=st.lists(
         st.tuples(
-            st.sampled_from(["take", "take", "take", "hold", "release", "release", "abandon", "drop view", "trim"]), st.integers(0, 255)
+            st.sampled_from(["take", "take", "take", "hold", "release", "release", "abandon", "drop view", "trim", "age"]),
+            st.integers(0, 255),
         ),
         max_size=60,
     )
@@ -297,6 +323,8 @@ def test_nobody_sees_the_bytes_of_another(steps: list[Step]) -> None:
                     held.append((region, value))
             elif what == "trim":
                 arena.trim()
+            elif what == "age":
+                arena.age()
             elif what == "drop view":
                 if seen:
                     seen.pop(choice % len(seen))
