@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -244,3 +246,49 @@ def test_close_keeps_no_contexts() -> None:
     _, sent = carried(provider, dense(50_000))  # goes as it is
     assert sent == 50_000
     assert provider.stats.raw[RawReason.NO_CONTEXT] == 1
+
+
+def test_more_than_two_gibibytes_with_zstd_in_chunks_of_an_odd_size() -> None:
+    """Every offset and length beyond 32 bits. What was received is looked at and given back chunk by chunk."""
+    nbytes, chunk = 2_400_000_001, 33_333_333
+    source, target = (mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(2))
+    for memory in (source, target):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    marks = {0: 1, 2**31 - 1: 2, 2**31: 3, 2**31 + chunk: 4, nbytes - 1: 5}
+    for at, value in marks.items():
+        source[at] = value
+    provider = CompressionProvider(config_of(codec="zstd", excluded_dtypes=[]), TensorBufferPool(1 << 26), chunk_bytes=chunk)
+    assert _marks_that_arrive(provider, source, target) == marks
+    assert provider.stats.bytes_before == provider.stats.received_after == nbytes
+    assert provider.stats.ratio > 1000
+    source.close()
+    target.close()
+
+
+def _marks_that_arrive(provider: CompressionProvider, source: mmap.mmap, target: mmap.mmap) -> dict[int, int]:
+    nbytes, chunk, page = len(source), provider.chunk_bytes, mmap.PAGESIZE
+    leaf = Leaf(LeafSpec(nbytes, "uint8", (nbytes,)), None, None, memoryview(source))
+    out, contexts = memoryview(target), provider.contexts(2)
+    decompressor = provider.decompressor(out)
+    seen: dict[int, int] = {}
+    for piece in compress_chunks(provider.compressor(leaf)):
+        for part in (memoryview(piece.head), piece.body):
+            used, records = decompressor.feed(part)
+            assert used == part.nbytes
+            for record in records:
+                context = contexts.try_acquire()
+                assert context is not None
+                record.run(context)
+                contexts.release(context)
+                decompressor.finish(record)
+                start = record.index * chunk
+                content = np.frombuffer(out[start : start + chunk], dtype=np.uint8)
+                if content.any():
+                    seen |= {start + int(at): int(content[at]) for at in np.flatnonzero(content)}
+                first, last = -(-start // page), (start + chunk) // page
+                if not decompressor.received:
+                    target.madvise(mmap.MADV_DONTNEED, first * page, (last - first) * page)
+        piece.release()
+    assert decompressor.done
+    return seen
