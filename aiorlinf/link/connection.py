@@ -202,16 +202,18 @@ class Connection(asyncio.BufferedProtocol):
             self._start = self._end = 0
             self._on_raw(data)
 
-    def _deliver(self, kind: int, flags: int, key: int, body: memoryview) -> bool:
+    def _deliver(self, kind: int, flags: int, key: int, body: memoryview) -> None:
+        """A frame longer than the staging area. What fits is handed over in `_parse`, without a call for it."""
         handler = self._handler
         if handler is None:
-            return False
+            return
         try:
-            handler.on_frame(kind, flags, key, body)
+            if kind == FrameType.DATA:
+                handler.on_data(key, flags, body)
+            else:
+                handler.on_frame(kind, flags, key, body)
         except Exception as error:  # malformed input, or a fault of ours: after it the position in the stream means nothing
             self._fail(error)
-            return False
-        return self._handler is not None
 
     def _fail(self, error: Exception) -> None:
         handler, self._handler = self._handler, None
