@@ -152,8 +152,9 @@ class Link:
 
     def forget_segment(self, number: int) -> None:
         """The arena dropped a segment; the peer need not keep it mapped."""
-        if self.shared_out is not None and self.shared_out.forget(number) and self._conn is not None:
-            self._conn.send(frame(FrameType.DROP, number))
+        for name in self.shared_out.forget(number) if self.shared_out is not None else ():
+            if self._conn is not None:
+                self._conn.send(frame(FrameType.DROP, name))
 
     def stop_receiving(self) -> None:
         """The worker is closing: its receives end, its sends still may finish."""

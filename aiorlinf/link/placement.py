@@ -46,17 +46,17 @@ class Placement:
     Attributes:
         region: of the packed leaves, None if there are none.
         owned: by index, the regions of leaves that were in shared memory already.
-        segments: numbers of the segments that it was lent in.
+        names: the segments that it was lent in, and the numbers by which the peer knows them.
         lent: how many regions the peer has not given back.
         back: called once it has given back all of them.
     """
 
-    __slots__ = ("back", "lent", "owned", "region", "segments")
+    __slots__ = ("back", "lent", "names", "owned", "region")
 
     def __init__(self, region: Region | None, owned: dict[int, Region]) -> None:
         self.region = region
         self.owned = owned
-        self.segments: tuple[int, ...] = ()
+        self.names: dict[int, int] = {}
         self.lent = 0
         self.back: Callable[[], None] | None = None
 
@@ -64,11 +64,15 @@ class Placement:
         """All regions of the message."""
         return [*([self.region] if self.region is not None else []), *self.owned.values()]
 
+    def place_of(self, region: Region) -> Place:
+        """As the peer knows it."""
+        return self.names[region.segment.number], region.offset
+
     def encode(self) -> bytes:
-        """For the START frame."""
+        """For the START frame, once `names` is filled in."""
         region = self.region
-        parts = [PLACE.pack(0, 0) if region is None else PLACE.pack(region.segment.number, region.offset)]
-        parts += [_ITEM.pack(index, owned.segment.number, owned.offset) for index, owned in self.owned.items()]
+        parts = [PLACE.pack(0, 0) if region is None else PLACE.pack(*self.place_of(region))]
+        parts += [_ITEM.pack(index, *self.place_of(owned)) for index, owned in self.owned.items()]
         return b"".join(parts)
 
 

@@ -16,7 +16,7 @@ import logging
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,7 +70,8 @@ class SharedOut:
         self._open_writer = open_writer
         self._changed = changed
         self._writer: DescriptorWriter | None = None
-        self._passed: dict[int, bool] = {}  # False: it may have been lost, pass it again
+        self._names: dict[int, list[int]] = {}  # by segment, the numbers by which the peer knows it
+        self._stale: set[int] = set()  # segments that may have been lost: pass them again, under another number
         self._lent: dict[Place, deque[tuple[Region, Placement]]] = {}
         self._resting = False
         self._rests_until = float("-inf")
@@ -94,47 +95,48 @@ class SharedOut:
 
         return copy
 
-    def lend(self, placement: Placement) -> bool:
-        """Make sure the peer has the segments, and remember what it holds. False: it cannot get them."""
+    def lend(self, placement: Placement) -> bytes | None:
+        """Make sure the peer has the segments, remember what it holds, and say where that is. None: it cannot get them."""
         if not self.usable:
-            return False
+            return None
         regions = placement.regions()
         try:
             for region in regions:
-                self._pass(region.segment)
+                placement.names[region.segment.number] = self._pass(region.segment)
         except OSError as error:
             # What is in the socket may be lost, too.
             self._close_writer()
-            self._pass_again(self._passed)
+            self._stale.update(self._names)
             self._rest(f"a memory file could not be passed: {error}")
-            return False
+            return None
         for region in regions:
             self.arena.hold(region)
-            self._lent.setdefault((region.segment.number, region.offset), deque()).append((region, placement))
+            self._lent.setdefault(placement.place_of(region), deque()).append((region, placement))
             self.lent_bytes += region.size
         placement.lent += len(regions)
-        placement.segments = tuple(region.segment.number for region in regions)
         if self._resting:
             self._resting = False
             self._changed(None)
-        return True
+        return placement.encode()
 
-    def _pass(self, segment: Segment) -> None:
-        if self._passed.get(segment.number):
-            return
+    def _pass(self, segment: Segment) -> int:
+        """The number by which the peer knows the segment. A new one each time that it is passed, so that what was lost stays lost."""
+        names = self._names.get(segment.number)
+        if names is not None and segment.number not in self._stale:
+            return names[-1]
         if self._writer is None:
             self._writer = self._open_writer()
-        self._writer.send(segment.number, segment.size, segment.fd)
-        self._passed[segment.number] = True
-
-    def _pass_again(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            if number in self._passed:
-                self._passed[number] = False
+        name = self.arena.new_number()
+        self._writer.send(name, segment.size, segment.fd)
+        self._names.setdefault(segment.number, []).append(name)
+        self._stale.discard(segment.number)
+        return name
 
     def lost(self, placement: Placement) -> None:
         """The peer did not get a segment of this message."""
-        self._pass_again(placement.segments)
+        for number, name in placement.names.items():
+            if name in self._names.get(number, ())[-1:]:
+                self._stale.add(number)
         self._rest("the peer could not map a memory file")
 
     def _rest(self, reason: str) -> None:
@@ -148,9 +150,10 @@ class SharedOut:
         self._resting = True
         self._changed(reason)
 
-    def forget(self, number: int) -> bool:
-        """The arena dropped a segment; True if the peer may know it and must be told."""
-        return self._passed.pop(number, None) is not None
+    def forget(self, number: int) -> list[int]:
+        """The arena dropped a segment; the numbers by which the peer may know it."""
+        self._stale.discard(number)
+        return self._names.pop(number, [])
 
     def on_release(self, body: memoryview) -> None:
         """The peer's last views of these regions are gone."""

@@ -272,12 +272,11 @@ class SharedWay:
     def _place(self, out: Outgoing, region: Region | None) -> None:
         """Everything is in shared memory: say where."""
         placement = Placement(region, out.owned)
-        place = placement.encode()
         unchanged = out.unchanged()
-        lent = unchanged and self._shared.lend(placement)
+        place = self._shared.lend(placement) if unchanged else None
         if region is not None:
             self._shared.arena.release(region)  # from here on only the peer holds it
-        if lent:
+        if place is not None:
             out.in_shared = placement
             self._host.around_bytes += out.total
             self._host.announce(out, Start(Via.SHM, place=place))

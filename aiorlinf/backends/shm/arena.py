@@ -113,6 +113,10 @@ class Arena:
         self._refused = 0
         self._evictions = 0
 
+    def new_number(self) -> int:
+        """One that was never given before."""
+        return next(self._numbers)
+
     def take(self, size: int) -> Region | None:
         """A region from memory that is there, None if there is none free."""
         for number, regions in self._regions.items():
@@ -139,7 +143,7 @@ class Arena:
         growth = _Growth(need)
         growth.join(size, then)
         self._growing.append(growth)
-        making = self.home.submit(create_segment, next(self._numbers), need)
+        making = self.home.submit(create_segment, self.new_number(), need)
         making.add_done_callback(lambda work: self._grown(growth, work))
         return True
 
@@ -152,7 +156,7 @@ class Arena:
         regions: list[Region | None] = []
         growth.join(size, regions.append)
         try:
-            segment = create_segment(next(self._numbers), need, populate=False)
+            segment = create_segment(self.new_number(), need, populate=False)
         except OSError as error:
             self._failed(growth, error)
         else:
