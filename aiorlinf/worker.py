@@ -81,7 +81,8 @@ def init(
         manager: ``host:port`` of the job's manager; else AIORLINF_MANAGER, else a manager embedded in this process.
         token: the job's secret; else AIORLINF_TOKEN, else a random one for an embedded manager.
         backend: carrier of large payloads: auto, stream, shm or gloo; None leaves it to the configuration.
-        config: a path, a mapping or a `JobConfig`, for an embedded manager; with another manager the job's configuration comes from there.
+        config: a path, a mapping or a `JobConfig`, for an embedded manager; with another manager the job's configuration comes from there,
+            and only the time limits of this one count until it is reached.
         loop: auto, or thread.
         labels: free ones, on top of the host's.
 
@@ -185,7 +186,8 @@ class Worker:
         if manager is None:
             self._embedded = await self.home.submit(acquire_embedded, settings.config, token)
             manager, token = self._embedded.address, self._embedded.token
-        client = await ManagerClient.connect(manager, token, worker=self.address, on_lost=self._manager_lost)
+        limits = None if settings.config is None else settings.config.cluster.network
+        client = await ManagerClient.connect(manager, token, network=limits, worker=self.address, on_lost=self._manager_lost)
         self._manager = client
         host_id = host_identity()
         # Registering needs the port, and the configuration says where to listen: so the manager tells it in its hello.
@@ -242,7 +244,8 @@ class Worker:
             failure.fill(local=str(self.address))
             self._ready.set_exception(failure)
         self._started._fail(error)
-        self._started.exception()  # every operation reports it; nobody has to look here
+        if not self._started.cancelled():
+            self._started.exception()  # every operation reports it; nobody has to look here
         self._close()
 
     def _manager_lost(self, error: AiorlinfError) -> None:
