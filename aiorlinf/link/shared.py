@@ -170,7 +170,8 @@ class SharedOut:
             self.arena.release(region)
             placement.lent -= 1
             if not placement.lent and placement.back is not None:
-                placement.back()
+                back, placement.back = placement.back, None
+                back()
 
     def _close_writer(self) -> None:
         if self._writer is not None:
