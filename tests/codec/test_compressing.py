@@ -12,6 +12,7 @@ import torch
 from aiorlinf.codec.base import Codec, Context
 from aiorlinf.codec.compressing import ChunkJob, LeafCompressor, Piece, compress_chunks
 from aiorlinf.codec.contexts import ContextPool
+from aiorlinf.codec.decompressing import Decompressor
 from aiorlinf.codec.header import LEAF_HEADER, MIN_CHUNK, RECORD_HEADER, LeafHeader
 from aiorlinf.codec.memory import Memory
 from aiorlinf.codec.pool import TensorBufferPool
@@ -133,13 +134,26 @@ def test_it_is_committed_only_when_all_headers_are_paid_for(savings: list[int], 
     """To the byte: the leaf's header and one per chunk."""
     nbytes = MIN_CHUNK * len(savings)
     overhead = LEAF_HEADER + RECORD_HEADER * len(savings)
-    contexts = ContextPool(lambda: _Exact(list(savings)), 1)
-    compressor = make_compressor(view_of(random_bytes(nbytes)), make_codec("zstd"), contexts=contexts, chunk=MIN_CHUNK, whole=whole)
+    contexts, buffers = ContextPool(lambda: _Exact(list(savings)), 1), pool()
+    compressor = make_compressor(
+        view_of(random_bytes(nbytes)), make_codec("zstd"), contexts=contexts, buffers=buffers, chunk=MIN_CHUNK, whole=whole
+    )
     sent = pieces_of(compressor)
     assert compressor.committed is pays
     assert compressor.raw is (None if pays else RawReason.NOT_SMALLER)
     assert sum(piece.nbytes for piece in sent) == (nbytes - sum(savings) + overhead if pays else 0)
     assert not pays or sum(piece.nbytes for piece in sent) < nbytes
+    # A receiver takes it for what it is: each chunk smaller, or as it was.
+    decompressor = Decompressor(bytearray(nbytes), pool(), (2,), CompressionStats())
+    for piece in sent:
+        for record in decompressor.feed(memoryview(piece.head + bytes(piece.body)))[1]:
+            assert (record.codec == 0) == (savings[record.index] == 0)
+            decompressor.finish(record)
+        piece.release()
+    assert decompressor.received is pays
+    # Buffers of what did not pay are dropped, not kept.
+    assert buffers.stats().leased_bytes == 0
+    assert (buffers.stats().cached_bytes > 0) is pays
 
 
 def test_pieces_leave_before_the_rest_is_looked_at() -> None:
