@@ -362,15 +362,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.paused = False
+        if self._handler is not None:
+            self._handler.on_writable()  # first, because now the kernel has all that was written
         self._flush()
         if self._finishing:
             self.finish()
-        if self._handler is not None:
-            self._handler.on_writable()
 
     def drained(self) -> bool:
-        """True when the kernel has every byte that was written."""
-        return not self.paused and not self._out and (self.transport is None or self.transport.get_write_buffer_size() == 0)
+        """True when the kernel has every byte of the chunks that were written."""
+        return not self.paused and (self.transport is None or self.transport.get_write_buffer_size() == 0)
 
     def extra_info(self, name: str) -> Any:
         """As the transport's `get_extra_info`."""

@@ -96,6 +96,8 @@ class Pump:
         conn = self._conn
         if conn is None:
             return
+        if self._draining and conn.drained():
+            self._finish_drained()  # now: what is written next would have to be drained first
         budget = _CHUNKS_PER_TURN
         while self._active and not conn.paused:
             if not budget:
@@ -122,10 +124,12 @@ class Pump:
     def _settle(self, conn: FrameWriter) -> None:
         if not self._draining:
             return
-        if not conn.drained():
-            if not conn.paused:  # otherwise the connection calls `run`
-                self._again(_DRAIN_POLL_SECONDS)
-            return
+        if conn.drained():
+            self._finish_drained()
+        elif not conn.paused:  # otherwise the connection calls `run`
+            self._again(_DRAIN_POLL_SECONDS)
+
+    def _finish_drained(self) -> None:
         draining, self._draining = self._draining, []
         for payload in draining:
             if payload.wanted:
