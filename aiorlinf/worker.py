@@ -20,7 +20,7 @@ from aiorlinf.collective.collective import Collective
 from aiorlinf.collective.exchange import Exchange
 from aiorlinf.collective.inbox import Inbox
 from aiorlinf.config import JobConfig, load_config
-from aiorlinf.errors import AiorlinfError, ClosedError, UsageError
+from aiorlinf.errors import AiorlinfError, ClosedError, ConfigError, UsageError
 from aiorlinf.link.link import LinkStats
 from aiorlinf.link.me import Self
 from aiorlinf.link.table import LinkTable
@@ -192,6 +192,8 @@ class Worker:
         host_id = host_identity()
         # Registering needs the port, and the configuration says where to listen: so the manager tells it in its hello.
         network = client.config.cluster.network
+        if client.config.cluster.collective.tensor_compression.enabled:
+            raise ConfigError("cluster.collective.tensor_compression.enabled", "the workers of this version do not compress yet")
         host = network.bind_host
         if network.interface is not None:
             host = interface_host(network.interface)
