@@ -13,34 +13,45 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from typing import TextIO
 
 __all__ = ["main"]
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "aiorlinf-stamp"
-UNFINISHED = VENV / "aiorlinf-unfinished"
 CONSTRAINTS = ROOT / "scripts" / "constraints.txt"
+AT_WORK = "at work"
 
 
 def main() -> int:
     """Bring ``.venv`` up to date; the exit status is pip's."""
     wanted = _fingerprint()
-    with (ROOT / ".venv.lock").open("w") as lock:
-        # The kernel drops the lock when its holder ends, however it ends.
+    # Whoever changes .venv holds the lock, and has written AT_WORK into its file until all is done. So those words in a file that
+    # nobody holds mean that somebody was stopped in the middle. The kernel drops the lock when its holder ends, however it ends.
+    with (ROOT / ".venv.lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             _say("waiting for another script that is setting up .venv")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if _is_up_to_date(wanted):
+        lock.seek(0)
+        stopped = lock.read() == AT_WORK
+        if not stopped and _is_up_to_date(wanted):
             return 0
+        if not stopped and VENV.exists() and not _is_environment():
+            _say(f"{VENV} is not a virtual environment that works; remove it, then try again")
+            return 1
         _say("setting up .venv (once; this takes a minute or more) ...")
-        status = _install(lock.fileno())
+        _write(lock, AT_WORK)
+        status = _install(lock, afresh=stopped)
         if status == 0:
             STAMP.write_text(wanted)
         else:
-            _say(f"pip failed with status {status}; to start afresh: rm -r {VENV}")
+            _say(f"pip failed with status {status}")
+        # pip undoes what it could not finish, so the next try may go on from here.
+        _write(lock, "")
         return status
 
 
@@ -53,23 +64,43 @@ def _fingerprint() -> str:
 
 
 def _is_up_to_date(wanted: str) -> bool:
-    return (VENV / "bin" / "python").exists() and STAMP.exists() and STAMP.read_text() == wanted
+    return PYTHON.exists() and STAMP.exists() and STAMP.read_text() == wanted
 
 
-def _install(lock: int) -> int:
-    python = VENV / "bin" / "python"
-    # One that somebody made by hand is kept and added to; one that we were stopped in the middle of may be broken anywhere.
-    if UNFINISHED.exists() or not python.exists():
+def _is_environment() -> bool:
+    """Without its pyvenv.cfg, for one, the interpreter in .venv would be the one that it links to, and pip would install over there."""
+    show = "import os, pip, sys; print(os.path.realpath(sys.prefix), sys.prefix != sys.base_prefix)"
+    try:
+        shown = subprocess.run([str(PYTHON), "-c", show], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return False
+    return shown == f"{VENV.resolve()} True\n"
+
+
+def _install(lock: TextIO, *, afresh: bool) -> int:
+    if afresh or not VENV.exists():
         venv.create(VENV, clear=True, with_pip=True)
-    UNFINISHED.touch()
     STAMP.unlink(missing_ok=True)
-    command = [str(python), "-m", "pip", "install", "--quiet", "--quiet", "--disable-pip-version-check", "--no-input"]
+    command = [
+        str(PYTHON),
+        "-m",
+        "pip",
+        "--require-virtualenv",
+        "install",
+        "--quiet",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-input",
+    ]
     command += ["--constraint", str(CONSTRAINTS), "--editable", f"{ROOT}[test,examples]"]
     # pip holds the lock too: should we be killed, nobody starts a second one beside it.
-    status = subprocess.run(command, check=False, pass_fds=(lock,)).returncode
-    if status == 0:
-        UNFINISHED.unlink()
-    return status
+    return subprocess.run(command, check=False, pass_fds=(lock.fileno(),)).returncode
+
+
+def _write(lock: TextIO, text: str) -> None:
+    lock.truncate(0)
+    lock.write(text)
+    lock.flush()
 
 
 def _say(text: str) -> None:

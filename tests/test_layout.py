@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 import tokenize
@@ -170,3 +171,9 @@ def test_the_versions_that_ci_installs_meet_what_the_package_asks_for() -> None:
     for text in project["dependencies"] + extras["test"] + extras["examples"]:
         requirement = requirements.Requirement(text)
         assert requirement.specifier.contains(pinned[requirement.name.lower()]), text
+
+
+@pytest.mark.parametrize("name", ["scripts/bench", "scripts/check", "scripts/demo", "scripts/test", ".ci/run"])
+def test_a_script_can_be_run(name: str) -> None:
+    assert os.access(ROOT / name, os.X_OK)
+    subprocess.run(["bash", "-n", ROOT / name], check=True)
