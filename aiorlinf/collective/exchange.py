@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from _thread import get_ident
+from asyncio import AbstractEventLoop, _get_running_loop
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -66,8 +67,19 @@ class Exchange:
             raise ForkedHandle(f"{self.local} was made before a fork", hint="call aiorlinf.init() in the child")
         if self._closed:
             raise ClosedError("the worker was closed", local=self.local)
+        home = self.home
+        if get_ident() == home.thread_id and (running := _get_running_loop()) is not home.loop:
+            self._check_loop(running)
         if type(tag) is not int or not 0 <= tag <= MAX_TAG:
             raise UsageError(f"tag {tag!r} is not a whole number from 0 to {MAX_TAG}")
+
+    def _check_loop(self, running: AbstractEventLoop | None) -> None:
+        """On the home thread, but not from its loop: that one is between two runs, or has ended, or waits for this one to end."""
+        hint = "make the worker with loop='thread' to use it from several loops"
+        if self.home.loop.is_closed():
+            raise ClosedError("the event loop that the worker lives on was closed", local=self.local, hint=hint)
+        if running is not None:
+            raise UsageError("the worker lives on another event loop of this thread, which cannot run now", local=self.local, hint=hint)
 
     def check_may_block(self) -> None:
         """Raise WouldBlockLoop on the home thread: before the operation begins, for it could not be taken back whole."""
@@ -108,9 +120,9 @@ class Exchange:
         return work
 
     def _plain(self) -> bool:
-        """We are on the home thread, open, under no deadline, and no tensor could be given away."""
+        """We are on the home loop, open, under no deadline, and no tensor could be given away."""
         return (
-            get_ident() == self.home.thread_id
+            _get_running_loop() is self.home.loop
             and not self._closed
             and current_deadline.get() is NO_DEADLINE
             and not (self.table.memory is not None and self.table.memory.used)
@@ -204,7 +216,7 @@ class Exchange:
             and timeout is None
             and type(tag) is int
             and 0 <= tag <= MAX_TAG
-            and get_ident() == self.home.thread_id
+            and _get_running_loop() is self.home.loop
             and not self._closed
             and current_deadline.get() is NO_DEADLINE
             and link.state is LinkState.UP

@@ -11,7 +11,7 @@ from sys import _getframe
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, overload
 
-from aiorlinf.errors import ClosedError, DeadlineExceeded, ForkedHandle, WouldBlockLoop
+from aiorlinf.errors import ClosedError, DeadlineExceeded, ForkedHandle, UsageError, WouldBlockLoop
 from aiorlinf.work.deadline import NO_DEADLINE, Deadline
 from aiorlinf.work.failure import Failure
 from aiorlinf.work.sites import INSIDE, describe_site
@@ -402,6 +402,12 @@ class AsyncWork(Generic[T]):
 
     async def _wait_outside(self, loop: asyncio.AbstractEventLoop, timeout: float | None) -> None:
         """Wait on another loop until it is over, or the time has passed."""
+        if self._home.on_home():
+            raise UsageError(
+                "the loop that would finish it is another one of this thread, and cannot run now",
+                operation=self._operation,
+                hint="make the worker with loop='thread' to use it from several loops",
+            )
         waiter = LoopWaiter(loop)
         self._home.call_soon(self._attach_outside, waiter)
         end = None if timeout is None else loop.time() + timeout
