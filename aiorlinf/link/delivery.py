@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -15,10 +17,13 @@ from aiorlinf.wire.tree import rebuild
 if TYPE_CHECKING:
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["Answerer", "Delivery", "about", "undecodable_fact"]
+__all__ = ["Answerer", "Copy", "Delivery", "about", "undecodable_fact"]
 
 _COPY_INLINE_BYTES = 1 << 20
 """Larger copies run in a private thread."""
+
+_COPY_PIECE_BYTES = 4 << 20
+"""A cancelled copy stops after so many bytes: about a millisecond."""
 
 _HEAVY_SKELETON_BYTES = 256 * 1024
 """Skeletons from this size on are unpickled in a private thread, so that the loop stays free."""
@@ -51,13 +56,15 @@ class Delivery:
             self._finish(receive, message.value[0])
         elif self._is_heavy(message):
             receive.message = message  # a cancel meanwhile gives it back
-            rebuilding = self._answerer.home.submit(self._rebuild, message)
+            rebuilding = self._answerer.home.submit(_outcome, self._rebuild, message)
             rebuilding.add_done_callback(lambda work: self._rebuilt(receive, message, work))
         else:
             try:
                 value = self._rebuild(message)
-            except Exception as error:  # whatever an unpickled class raises concerns this message only
+            except BaseException as error:  # whatever unpickled code raises, sys.exit() too, concerns this message only
                 self._fail(receive, message, error)
+                if isinstance(error, KeyboardInterrupt):
+                    raise
             else:
                 self._hand_over(receive, message, value)
 
@@ -72,16 +79,15 @@ class Delivery:
         return decode_inline(memoryview(message.body or b""), allow_pickle=self.allow_pickle)
 
     def _rebuilt(self, receive: Receive, message: Incoming, work: Any) -> None:
-        if receive.message is not message or work.cancelled():
+        if receive.message is not message:
             return  # cancelled meanwhile, and the message was given back whole
         receive.message = None
-        error = work.exception()
+        refused = work.exception()  # it was not even begun: the worker is closing
+        value, error = work.result() if refused is None else (None, refused)
         if error is None:
-            self._hand_over(receive, message, work.result())
-        elif isinstance(error, Exception):
-            self._fail(receive, message, error)
+            self._hand_over(receive, message, value)
         else:
-            receive.fail(error)
+            self._fail(receive, message, error)
 
     def _hand_over(self, receive: Receive, message: Incoming, value: Any) -> None:
         message.content = None
@@ -99,19 +105,20 @@ class Delivery:
             source = torch.frombuffer(bytearray(message.body), dtype=torch.uint8) if message.body is not None else content.tensors[0]
             if content.total > _COPY_INLINE_BYTES:
                 receive.message = message  # a cancel meanwhile gives it back
-                copying = self._answerer.home.submit(byte_tensor(out).copy_, source)
+                content.copying = copy = Copy(byte_tensor(out), source)
+                copying = self._answerer.home.submit(copy)
                 copying.add_done_callback(lambda work: self._copied(receive, out, message, work))
                 return
             byte_tensor(out).copy_(source)
         self._tensor_over(receive, out, message)
 
     def _copied(self, receive: Receive, out: torch.Tensor, message: Incoming, work: Any) -> None:
-        if receive.message is not message or work.cancelled():
+        if receive.message is not message:
             return  # cancelled meanwhile, and the message was given back whole
         receive.message = None
         error = work.exception()
         if error is not None:
-            receive.fail(error)
+            receive.fail(about(error, receive) if isinstance(error, AiorlinfError) else error)
         else:
             self._tensor_over(receive, out, message)
 
@@ -124,14 +131,14 @@ class Delivery:
         self._answerer.accept(message)
         receive.finish(out)
 
-    def _fail(self, receive: Receive, message: Incoming, error: Exception) -> None:
+    def _fail(self, receive: Receive, message: Incoming, error: BaseException) -> None:
         message.content = None
         message.body = None
         failure = self.undecodable(error, receive)
         self._answerer.refuse_reply(message, undecodable_fact(failure))
         receive.fail(failure)
 
-    def undecodable(self, error: Exception, receive: Receive) -> AiorlinfError:
+    def undecodable(self, error: BaseException, receive: Receive) -> AiorlinfError:
         """The error of a receive whose object cannot be rebuilt."""
         if isinstance(error, AiorlinfError):
             return about(error, receive)
@@ -139,6 +146,38 @@ class Delivery:
         failure = UnsupportedObject(text, hint="its class must be importable on both sides")
         failure.__cause__ = error
         return about(failure, receive)
+
+
+class Copy:
+    """Fills a caller's buffer in a private thread. Once `stop` has returned, nothing is written to the buffer any more."""
+
+    __slots__ = ("_lock", "_out", "_source", "_stopped")
+
+    def __init__(self, out: torch.Tensor, source: torch.Tensor) -> None:
+        self._out = out
+        self._source = source
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def __call__(self) -> None:
+        for start in range(0, self._out.numel(), _COPY_PIECE_BYTES):
+            with self._lock:
+                if self._stopped:
+                    return
+                self._out[start : start + _COPY_PIECE_BYTES].copy_(self._source[start : start + _COPY_PIECE_BYTES])
+
+    def stop(self) -> None:
+        """Wait for the piece that is being copied, and copy no more."""
+        with self._lock:
+            self._stopped = True
+
+
+def _outcome(fn: Callable[[Incoming], Any], message: Incoming) -> tuple[Any, BaseException | None]:
+    """The value or the error; as data, for a work that ends with a CancelledError looks as if it had been cancelled."""
+    try:
+        return fn(message), None
+    except BaseException as error:  # as in `Delivery.deliver`
+        return None, error
 
 
 def undecodable_fact(failure: AiorlinfError) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from aiorlinf.link.memory import byte_tensor, fresh_bytes
 if TYPE_CHECKING:
     from aiorlinf.codec.pool import TensorBufferPool
     from aiorlinf.errors import AiorlinfError
+    from aiorlinf.link.delivery import Copy
     from aiorlinf.link.sink import Sink
     from aiorlinf.wire.leaves import LeafSpec
     from aiorlinf.wire.manifest import Manifest
@@ -83,6 +84,7 @@ class Content:
         tensors: memory of the leaves, one-dimensional uint8, once the payload has started.
         direct: the payload goes into the receive's own buffer.
         borrowed: that receive was cancelled while a lane still writes into its buffer.
+        copying: fills the receive's own buffer from `tensors`, None if nothing does.
         sink: where the stream's part goes.
         lane_pending: the lane has not delivered its part.
         attempt: how often the payload has begun.
@@ -96,6 +98,7 @@ class Content:
         "asked",
         "attempt",
         "borrowed",
+        "copying",
         "direct",
         "ended",
         "lane_pending",
@@ -116,6 +119,7 @@ class Content:
         self.tensors: list[torch.Tensor] = []
         self.direct = False
         self.borrowed = False
+        self.copying: Copy | None = None
         self.sink: Sink | None = None
         self.lane_pending = False
         self.attempt = 0

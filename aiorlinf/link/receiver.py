@@ -62,6 +62,7 @@ class Receiver:
         mismatches: messages refused because the receive expected something else.
         opened: by message id, messages whose trailer has not come.
         tensor_sends_waiting: asks the sending half whether a `send_tensor` of ours waits for its match.
+        on_late: called when a message is given back after the link has ended.
     """
 
     def __init__(self, home: LoopHome, mailbox: Mailbox, config: CollectiveConfig, local: str, remote: str) -> None:
@@ -77,6 +78,7 @@ class Receiver:
         self.mismatches = 0
         self.opened: dict[int, Incoming] = {}
         self.tensor_sends_waiting: Callable[[], bool] = lambda: False
+        self.on_late: Callable[[], None] = lambda: None
         self.window = ReceiveWindow(config.window_bytes)
         self.delivery = Delivery(self, config.allow_pickle)
         self.configure(config)
@@ -226,6 +228,8 @@ class Receiver:
         self.mailbox.keep(message)
         if self._unmatched_tensors:
             self.relieve_lockout()
+        if self._conn is None:
+            self.on_late()
 
     def relieve_lockout(self) -> None:
         """Apply the lock-out rule; also called when a `send_tensor` of ours starts to wait."""
@@ -313,10 +317,12 @@ class Receiver:
         """A whole small message becomes the receive's value."""
         try:
             value = decode_inline(body, allow_pickle=self.allow_pickle)
-        except Exception as error:  # whatever an unpickled class raises concerns this message only
+        except BaseException as error:  # whatever unpickled code raises, sys.exit() too, concerns this message only
             failure = self.delivery.undecodable(error, receive)
             self._regret(key, 0, undecodable_fact(failure))
             receive.fail(failure)
+            if isinstance(error, KeyboardInterrupt):
+                raise
             return
         work = receive.work
         receive.work = None
@@ -572,6 +578,9 @@ class Receiver:
         receive.message = None
         message.receive = None
         content = message.content
+        if content is not None and content.copying is not None:
+            content.copying.stop()
+            content.copying = None
         if content is not None and content.direct:
             content.direct = False
             if content.lane_pending:
