@@ -36,6 +36,7 @@ class Inbox:
         self._waiting: deque[Receive] = deque()
         self._known: list[tuple[int, Incoming, Mailbox]] = []
         self._prune_at = 64
+        self._cancelled = 0  # at most so many of `_waiting` are
         self._open = False
         self._closed = False
 
@@ -157,8 +158,10 @@ class Inbox:
         if receive.receiver is None:
             receive.cancelled = True
             receive.work = None
-            while self._waiting and self._waiting[-1].cancelled:
-                self._waiting.pop()
+            self._cancelled += 1
+            if self._cancelled >= max(32, len(self._waiting) // 2):
+                self._cancelled = 0
+                self._waiting = deque(waiting for waiting in self._waiting if not waiting.cancelled)
         else:
             cancel_receive(work)
 

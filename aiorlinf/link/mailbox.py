@@ -33,11 +33,16 @@ _IDLE_STREAMS = 64
 matching it."""
 
 
+_CANCELLED_AT_LEAST = 32
+"""Cancelled receives of a stream are skipped when they are met; when so many lie between others, and half of all, they are taken out."""
+
+
 class _Stream:
-    __slots__ = ("arrived", "posted")
+    __slots__ = ("arrived", "cancelled", "posted")
 
     def __init__(self) -> None:
         self.posted: deque[Receive] = deque()
+        self.cancelled = 0  # at most so many of `posted` are cancelled
         self.arrived: deque[Incoming] = deque()
 
 
@@ -127,6 +132,10 @@ class Mailbox:
             posted.pop()
         while posted and posted[0].cancelled:
             posted.popleft()
+        stream.cancelled += 1
+        if stream.cancelled >= max(_CANCELLED_AT_LEAST, len(posted) // 2):
+            stream.cancelled = 0
+            stream.posted = deque(receive for receive in posted if not receive.cancelled)
         self._settle(key, stream)
 
     def remove(self, message: Incoming) -> None:
@@ -146,6 +155,13 @@ class Mailbox:
         """Every queued message."""
         for stream in self._streams.values():
             yield from stream.arrived
+
+    def clear(self) -> int:
+        """Forget every queued message; how many there were."""
+        messages = list(self.all_queued())
+        for message in messages:
+            self.remove(message)
+        return len(messages)
 
     def drain_posted(self) -> list[Receive]:
         """Take every waiting receive, in no order between streams: the link has ended."""

@@ -75,7 +75,7 @@ class Sender:
         self._next_id = 1
         self.flowing: set[int] = set()
         self._backlog: deque[Outgoing] = deque()  # not admitted yet: the link is not up, or too much is pending
-        self._waiting: deque[Outgoing] = deque()  # general messages that wait for the window
+        self._waiting: dict[int, Outgoing] = {}  # by message id: those that wait for the window, in order
         self._working_off = False
         self._idle: asyncio.Future[None] | None = None
         self._tensors = 0  # send_tensor messages among `pending`
@@ -167,7 +167,7 @@ class Sender:
         conn.send(frame(FrameType.OPEN, out.key, OPEN_PREFIX.pack(out.message_id, out.total) + out.manifest, out.flags))
         if out.flags & Flag.TENSOR and not eager:
             return  # it goes straight into the receiver's own memory, so it waits for its receive (GO)
-        self._waiting.append(out)
+        self._waiting[out.message_id] = out
         self._open_window()
 
     def _register(self, out: Outgoing) -> None:
@@ -185,10 +185,10 @@ class Sender:
     def _open_window(self) -> None:
         """Start what fits, in order; what is larger than the whole window can only be started by its receive."""
         while self._waiting:
-            out = next((out for out in self._waiting if out.total + FRAME_COST <= self.window), None)
+            out = next((out for out in self._waiting.values() if out.total + FRAME_COST <= self.window), None)
             if out is None or out.total + FRAME_COST > self._credit():
                 return
-            self._waiting.remove(out)
+            del self._waiting[out.message_id]
             self._begin(out, out.total + FRAME_COST)
 
     def on_go(self, message_id: int) -> None:
@@ -199,8 +199,7 @@ class Sender:
             self._begin(out, 0)
 
     def _stop_waiting(self, out: Outgoing) -> None:
-        if out in self._waiting:
-            self._waiting.remove(out)
+        self._waiting.pop(out.message_id, None)
 
     # ---- payload
 

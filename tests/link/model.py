@@ -605,7 +605,7 @@ class Model:
             peer = self.sides[1 - index].link.sender
             assert sender.pending == {}
             assert list(sender._backlog) == []
-            assert list(sender._waiting) == []
+            assert sender._waiting == {}
             assert list(sender.pump._active) == []
             assert sender.pump._draining == []
             assert not sender.tensors_waiting()
