@@ -46,6 +46,7 @@ class Exchange:
         self.table = table
         self.local = table.address
         self._links = table.by_address
+        self._left_behind = table.left_behind
         self.configure(config)
         self._pid = os.getpid()
         self._closed = False
@@ -220,6 +221,7 @@ class Exchange:
             and not self._closed
             and current_deadline.get() is NO_DEADLINE
             and link.state is LinkState.UP
+            and peer not in self._left_behind
         ):
             receive = Receive(context << 32 | tag)
             work: AsyncWork[Any] = AsyncWork(self.home, "recv", abort=cancel_receive, give_back=receive.give_back, detail=receive)

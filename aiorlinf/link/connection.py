@@ -101,6 +101,7 @@ class Connection(asyncio.BufferedProtocol):
         self._fresh = True  # nothing was written yet since the loop last came to us
         self._finishing = False
         self._lost = False
+        self._aborted = False
         self.connected: asyncio.Future[None] = loop.create_future()
 
     # ---- lifetime
@@ -108,6 +109,9 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)  # by duck type: uvloop's transports are no subclasses
         self.transport = stream
+        if self._aborted:  # given up before it was even made
+            stream.abort()
+            return
         stream.set_write_buffer_limits(high=_HIGH_WATER_BYTES, low=0)
         if not self.connected.done():
             self.connected.set_result(None)
@@ -144,6 +148,7 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """End now; what is queued is lost, and the handler hears nothing more."""
         self._handler = None
+        self._aborted = True
         if self.transport is not None:
             self.transport.abort()
 

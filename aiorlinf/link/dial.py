@@ -155,8 +155,14 @@ class ServerSide:
             tune(self.connection)
         return self.handshake
 
+    @property
+    def silent(self) -> bool:
+        """It has not said a word."""
+        return self.handshake is None
+
     def _raw(self, data: bytes) -> None:
-        self._run(self._machine().feed(data))
+        if not self._over:  # otherwise it must not be told that it was taken
+            self._run(self._machine().feed(data))
 
     def _run(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:

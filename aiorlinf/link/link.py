@@ -188,6 +188,7 @@ class Link:
         self.receiver.fail_all(make_error)
         if self.pairs is not None:
             self.pairs.close()
+            self.pairs = self.receiver.lane = None  # they refer to the connection and its buffers
         if conn is not None:
             conn.abort()
         self._on_end(self)

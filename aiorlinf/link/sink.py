@@ -8,7 +8,7 @@ from aiorlinf.errors import WireError
 
 __all__ = ["DiscardSink", "Sink"]
 
-_SCRATCH_BYTES = 1 << 16
+_SCRATCH = memoryview(bytearray(1 << 16))  # nobody reads it, so one does for all
 
 
 class Sink:
@@ -63,12 +63,11 @@ class DiscardSink:
     __slots__ = ("_scratch", "done", "total")
 
     def __init__(self) -> None:
-        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.done = 0
         self.total = 0
 
     def view(self, limit: int) -> memoryview:
-        return self._scratch[:limit]
+        return _SCRATCH[:limit]
 
     def advance(self, count: int) -> None:
         self.done += count

@@ -10,7 +10,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiorlinf.address import Identity, Incarnation, WorkerAddress
 from aiorlinf.codec.pool import TensorBufferPool
@@ -37,6 +37,7 @@ from aiorlinf.link.mailbox import Wildcard
 from aiorlinf.link.me import Self
 from aiorlinf.manager.client import ManagerClient
 from aiorlinf.manager.protocol import WorkerRecord
+from aiorlinf.manager.throttle import Throttle
 from aiorlinf.rendezvous.hosts import local_failure
 from aiorlinf.wire.handshake import ClientHandshake, Hello, Refusal, ServerHandshake
 
@@ -53,6 +54,13 @@ _RETRY_FIRST_SECONDS = 0.02
 _RETRY_MAX_SECONDS = 1.0
 _YIELD_SECONDS = 0.5
 _ORDINARY_REFUSALS = ("yield", "closing")
+
+
+class _Past(NamedTuple):
+    """A worker whose link has ended, and why."""
+
+    identity: Identity
+    cause: Callable[[], AiorlinfError]
 
 
 class LinkTable:
@@ -73,7 +81,9 @@ class LinkTable:
         self._self: Self | None = None
         self._manager: ManagerClient | None = None
         self._links: dict[WorkerAddress, Link] = {}
-        self._ended: dict[WorkerAddress, Link] = {}
+        self._ended: dict[WorkerAddress, _Past] = {}
+        self._left_behind: dict[WorkerAddress, list[Link]] = {}
+        self._warnings = Throttle(log)
         self._newest: dict[WorkerAddress, int] = {}
         self._links_had: dict[Identity, int] = {}
         self._dialling: set[WorkerAddress] = set()
@@ -93,6 +103,7 @@ class LinkTable:
         link = self._links.get(peer)
         if link is not None and link.usable:
             return link
+        self._take_note(link)
         if self._closed:
             raise ClosedError("the worker was closed", local=self.address, remote=peer)
         link = self._new_link(peer)
@@ -113,17 +124,33 @@ class LinkTable:
         """The link to a worker, if there is one."""
         return self._links.get(peer)
 
+    @property
+    def left_behind(self) -> Mapping[WorkerAddress, list[Link]]:
+        """Links that have ended and hold messages that nobody has received yet; a live view."""
+        return self._left_behind
+
     def unread(self, peer: WorkerAddress, key: int) -> Link | None:
-        """A link that has ended but still holds a message of this stream."""
-        link = self._ended.get(peer)
-        if link is not None and next(link.mailbox.queued(key), None) is not None:
-            return link
-        return None
+        """A link that has ended but still holds a message of this stream: the one with the oldest."""
+        self._take_note(self._links.get(peer))
+        links = self._left_behind.get(peer)
+        if links is None:
+            return None
+        found = []
+        for link in list(links):
+            message = next(link.mailbox.queued(key), None)
+            if message is not None:
+                found.append((message.order, link))
+            elif not len(link.mailbox):
+                links.remove(link)
+        if not links:
+            del self._left_behind[peer]
+        return min(found, key=lambda each: each[0])[1] if found else None
 
     def _new_link(self, peer: WorkerAddress) -> Link:
         config = (self._self.config if self._self is not None else JobConfig()).cluster.collective
         link = Link(self.home, self.address, peer, config, self.wildcards, self._orders, self._on_link_end)
         link.receiver.pool = self.pool
+        link.receiver.on_late = functools.partial(self._leave_behind, link)
         self._links[peer] = link
         return link
 
@@ -139,7 +166,7 @@ class LinkTable:
 
     def all_links(self) -> list[Link]:
         """Also those that have ended but hold unread messages."""
-        return [*self._links.values(), *self._ended.values()]
+        return [*self._links.values(), *itertools.chain(*self._left_behind.values())]
 
     # ---- connecting
 
@@ -219,14 +246,13 @@ class LinkTable:
             await self._until_up(link, min(left, pause * (0.5 + random.random())))
             pause = min(pause * 2, _RETRY_MAX_SECONDS)
 
-    async def _find(self, peer: WorkerAddress, old: Link | None, manager: ManagerClient, left: float) -> WorkerRecord:
+    async def _find(self, peer: WorkerAddress, old: _Past | None, manager: ManagerClient, left: float) -> WorkerRecord:
         if old is None:
             return await manager.lookup(peer, max(left, 0.001))
         # We have seen it die or leave: if no new life of it is registered, say so at once instead of waiting for one.
         try:
             record = await manager.lookup(peer, 0.0)
         except RendezvousError:
-            assert old.cause is not None
             error = old.cause()
             if isinstance(error, PeerLeft):
                 raise PeerLeft(f"{old.identity} closed and has not come back", local=self.address, remote=peer) from None
@@ -293,7 +319,8 @@ class LinkTable:
 
         side = ServerSide(self.home.loop, make, me.config.cluster.network.handshake_timeout_s, self._proved, self._unproved)
         if len(self._unproven) >= _MAX_UNPROVEN:
-            oldest = next(iter(self._unproven))
+            # Those who never said a word go first: a real worker begins its handshake at once.
+            oldest = next((side for side in self._unproven if side.silent), next(iter(self._unproven)))
             del self._unproven[oldest]
             oldest.abort()
         self._unproven[side] = None
@@ -344,17 +371,17 @@ class LinkTable:
     def _unproved(self, side: ServerSide, error: LinkError, code: str | None) -> None:
         self._unproven.pop(side, None)
         # A peer gives up its own connection when ours was faster: an end without a wrong word is nothing to worry about.
-        level = logging.DEBUG if side.gone or code in _ORDINARY_REFUSALS else logging.WARNING
-        log.log(level, "%s refused a connection: %s", self.address, error)
+        if side.gone or code in _ORDINARY_REFUSALS:
+            log.debug("%s refused a connection: %s", self.address, error)
+        else:
+            self._warnings.warn(f"{self.address} refused a connection: %s", error)
 
     # ---- both
 
     def _bring_up(self, link: Link, me: Self, connection: Connection, hello: Hello, leftover: bytes) -> None:
         assert hello.address is not None
         identity = Identity(WorkerAddress(hello.address), Incarnation(hello.incarnation))
-        self._links_had[identity] = self._links_had.get(identity, 0) + 1
-        self._newest[identity.address] = max(identity.incarnation, self._newest.get(identity.address, 0))
-        self._ended.pop(identity.address, None)
+        self._meet(identity)
         peer = connection.extra_info("peername")
         address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix socket"
         window = hello.capabilities.get("window_bytes")
@@ -374,11 +401,46 @@ class LinkTable:
         link.up(connection, identity, window, address)
         connection.adopt(link, leftover, limit)
 
+    def _take_note(self, link: Link | None) -> None:
+        """What fails as a link ends may run user code that uses the peer again before we are told of the end."""
+        if link is not None and link.state is LinkState.ENDED:
+            self._on_link_end(link)
+
+    def _meet(self, identity: Identity) -> None:
+        """There is a link with this life of a worker. Of its earlier lives nothing is kept."""
+        address = identity.address
+        self._links_had[identity] = self._links_had.get(identity, 0) + 1
+        newest = self._newest.get(address, 0)
+        if identity.incarnation > newest:
+            self._newest[address] = identity.incarnation
+            self._links_had.pop(Identity(address, Incarnation(newest)), None)
+        self._ended.pop(address, None)
+        for link in self._left_behind.pop(address, []):
+            if len(link.mailbox):
+                self._leave_behind(link)
+
+    def _leave_behind(self, link: Link) -> None:
+        """The link has ended, and there is a message in it that can still be received."""
+        identity = link.identity
+        if identity is None or self._closed:
+            return
+        newest = self._newest.get(identity.address, 0)
+        if newest > identity.incarnation:
+            lost = link.mailbox.clear()
+            log.warning("%s had not received %d messages of %s before #%d came: they are dropped", self.address, lost, identity, newest)
+            return
+        links = self._left_behind.setdefault(identity.address, [])
+        if link not in links:
+            links.append(link)
+
     def _on_link_end(self, link: Link) -> None:
         if self._links.get(link.remote) is link:
             del self._links[link.remote]
             if link.identity is not None and not self._closed:
-                self._ended[link.remote] = link
+                assert link.cause is not None
+                self._ended[link.remote] = _Past(link.identity, link.cause)
+                if len(link.mailbox):
+                    self._leave_behind(link)
         waiter = self._closing.pop(link, None)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -428,6 +490,7 @@ class LinkTable:
         for link in self.links():
             link.end(lambda: ClosedError("the worker was closed"))
         self._ended.clear()
+        self._left_behind.clear()
         self.pool.close()
         if self._trimmer is not None:
             self._trimmer.close()

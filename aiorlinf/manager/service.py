@@ -26,6 +26,7 @@ from aiorlinf.manager.protocol import (
     error_to_dict,
     parse_request,
 )
+from aiorlinf.manager.throttle import Throttle
 from aiorlinf.rendezvous.hosts import LISTEN_BACKLOG, format_endpoint, is_wildcard, open_listener, outward_host
 from aiorlinf.wire.handshake import Hello, ServerHandshake
 
@@ -69,7 +70,7 @@ class ManagerService:
         self._unproven: dict[_Session, None] = {}  # connections in the handshake, oldest first
         self._sessions: dict[SessionId, _Session] = {}  # proven ones
         self._tasks: set[asyncio.Task[None]] = set()  # probes under way
-        self._warnings = _Throttle()
+        self._warnings = Throttle(_log)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "running" if self._server is not None else "new"
@@ -274,26 +275,3 @@ class _Session:
         for request in list(self._timers):
             self.stop_timer(request)
         self._service.lost(self, reason)
-
-
-class _Throttle:
-    """Warnings that a stranger can cause must not fill the log: five at once, then one per second with a count."""
-
-    def __init__(self) -> None:
-        self._credit = 5.0
-        self._last = 0.0
-        self._skipped = 0
-
-    def warn(self, text: str, reason: Exception) -> None:
-        now = asyncio.get_running_loop().time()
-        self._credit = min(5.0, self._credit + now - self._last)
-        self._last = now
-        if self._credit < 1.0:
-            self._skipped += 1
-            return
-        self._credit -= 1.0
-        if self._skipped:
-            _log.warning(text + " (%d more were not logged)", reason, self._skipped)
-            self._skipped = 0
-        else:
-            _log.warning(text, reason)

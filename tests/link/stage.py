@@ -237,6 +237,7 @@ class OneLink:
         self.inboxes: set[Inbox] = set()
         self.orders: Iterator[int] = itertools.count()
         self.by_address: dict[WorkerAddress, Link] = {}
+        self.left_behind: dict[WorkerAddress, list[Link]] = {}
         self.link: Link
 
     def obtain(self, peer: WorkerAddress) -> Link:
