@@ -14,8 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks.cases import FULL, P2P, QUICK, Aim, Case, Row
 from scripts.benchmarks.contender import CONTENDERS
+from scripts.benchmarks.footprint import Footprint
+from scripts.benchmarks.host import HOST
+from scripts.benchmarks.p2p import P2P
+from scripts.benchmarks.plan import FULL, MIB, QUICK, Aim, Case, Row, Suite
 from scripts.benchmarks.results import Results
 from scripts.benchmarks.summary import number, quantile, summarise
 from scripts.benchmarks.table import render
@@ -47,13 +50,21 @@ def table_rows(output: str) -> dict[str, dict[str, list[str]]]:
     return tables
 
 
-@pytest.mark.parametrize("contenders", [("bare", "ours-stream", "ours-gloo"), ("raw-gloo", "pipe", "zmq")], ids=["ours", "peers"])
-def test_a_quick_run_measures_every_row_of_the_chosen_contenders(contenders: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("suite", "contenders"),
+    [
+        pytest.param(P2P, ("bare", "ours-stream", "ours-gloo"), id="p2p-ours"),
+        pytest.param(P2P, ("raw-gloo", "pipe", "zmq"), id="p2p-peers"),
+        pytest.param(HOST, ("bare", "ours-auto", "ours-shm", "ours-stream"), id="host-ours"),
+        pytest.param(HOST, ("raw-gloo", "pipe", "zmq", "torch-queue"), id="host-peers"),
+    ],
+)
+def test_a_quick_run_measures_every_row_of_the_chosen_contenders(suite: Suite, contenders: tuple[str, ...], tmp_path: Path) -> None:
     written = tmp_path / "figures.json"
-    ended = bench("p2p", "--quick", "--peers", *contenders, "--json", str(written))
+    ended = bench(suite.name, "--quick", "--peers", *contenders, "--json", str(written))
     assert ended.returncode == 0, ended.stderr
     tables = table_rows(ended.stdout)
-    for case in P2P:
+    for case in suite.cases:
         for row in case.rows:
             figure = tables[case.name][row.label][0]
             if row.contender in contenders:
@@ -64,6 +75,30 @@ def test_a_quick_run_measures_every_row_of_the_chosen_contenders(contenders: tup
     assert not figures["failed"]
     assert not figures["broken"]
     assert {found["contender"] for found in figures["measurements"]} == set(contenders)
+
+
+def test_without_a_suite_the_suites_are_listed() -> None:
+    ended = bench()
+    assert ended.returncode == 2
+    for suite in (P2P, HOST):
+        assert suite.name in ended.stdout
+        assert suite.summary.split(":")[0] in ended.stdout
+
+
+def test_a_picture_is_drawn_of_what_was_measured(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = tmp_path / "figures.png"
+    ended = bench("host", "--quick", "--only", "small_dict_rtt", "--only", "given", "--peers", "pipe", "--plot", str(drawn))
+    assert ended.returncode == 0, ended.stderr
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_peer_that_is_not_installed_is_skipped_with_the_reason() -> None:
+    # A name that no import finds, in a process of its own: as on a machine without Ray.
+    code = "import sys; sys.modules['ray'] = None; from scripts.benchmarks.contender import missing_reason; print(missing_reason('ray'))"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    assert ended.stdout.startswith("not installed: ")
+    assert "ray" in ended.stdout
 
 
 def test_a_wrong_case_is_named_with_those_there_are() -> None:
@@ -133,12 +168,30 @@ def test_no_process_outlives_the_benchmark(how: signal.Signals) -> None:
 
 
 def test_every_row_names_a_contender_and_compares_with_rows_of_its_case() -> None:
-    for case in P2P:
+    for case in (*P2P.cases, *HOST.cases):
         labels = [row.label for row in case.rows]
         assert len(set(labels)) == len(labels)
         for row in case.rows:
             assert row.contender in CONTENDERS
             assert set(row.baselines) <= set(labels)
+
+
+def test_a_case_may_ask_for_larger_tensors() -> None:
+    large = next(case for case in HOST.cases if case.name == "tensor_256MiB")
+    assert large.effort(FULL).tensor_bytes == 256 * MIB
+    assert large.effort(FULL).steady_bytes == FULL.steady_bytes
+
+
+def test_a_footprint_counts_what_grows_after_the_warm_up() -> None:
+    footprint = Footprint(8)
+    kept = []
+    for index in range(8):
+        kept.append(bytearray(b"x" * (32 << 20)) if index in (0, 4) else bytearray())
+        footprint.passed_one()
+    found = footprint.metrics()
+    # The memory of the first may come back for the second only after the warm-up has been counted.
+    assert 30 <= found["growth"] <= 80
+    assert found["faults"] > 100
 
 
 def test_ratios_are_taken_within_rounds_and_aims_judged_by_their_median() -> None:

@@ -12,27 +12,51 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Final
 
-from scripts.benchmarks.cases import FULL, P2P, QUICK
-from scripts.benchmarks.contender import CONTENDERS
+from scripts.benchmarks import plot
 from scripts.benchmarks.driver import run_rounds
+from scripts.benchmarks.host import HOST
+from scripts.benchmarks.p2p import P2P
+from scripts.benchmarks.plan import FULL, QUICK, Suite
 from scripts.benchmarks.results import Results
 from scripts.benchmarks.table import render
 
 __all__ = ["main"]
 
+SUITES: Final = {suite.name: suite for suite in (P2P, HOST)}
+
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    suites = parser.add_subparsers(dest="suite", required=True)
-    p2p = suites.add_parser("p2p", help="two processes on one host: latency, rate, message rate, loop delay, works in flight")
-    p2p.add_argument("--quick", action="store_true", help="small amounts and one round: shows that all of it works, not how fast it is")
-    p2p.add_argument("--rounds", type=positive, metavar="N", help="rounds of each measurement (default 5, with --quick 1)")
-    p2p.add_argument("--only", action="append", choices=[case.name for case in P2P], help="this case; may be repeated")
-    p2p.add_argument("--peers", nargs="+", choices=list(CONTENDERS), metavar="NAME", help=f"run only these of: {', '.join(CONTENDERS)}")
-    p2p.add_argument("--json", type=Path, metavar="FILE", help="also write every round's figures here")
-    p2p.add_argument("--profile", type=Path, metavar="DIR", help="write a cProfile file per process and measurement here (slows all down)")
-    return parser.parse_args(arguments)
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench", description="Compare aiorlinf with what the machine can do and with what else there is."
+    )
+    suites = parser.add_subparsers(dest="suite", title="suites", metavar="SUITE")
+    for suite in SUITES.values():
+        add_suite(suites.add_parser(suite.name, help=suite.summary, description=suite.summary), suite)
+    asked = parser.parse_args(arguments)
+    if asked.suite is None:
+        parser.print_help()
+        parser.exit(2)
+    if asked.plot is not None and (missing := plot.missing()) is not None:
+        parser.error(f"--plot needs matplotlib: {missing}")
+    return asked
+
+
+def add_suite(parser: argparse.ArgumentParser, suite: Suite) -> None:
+    """The options, which are the same for all suites but for the names."""
+    parser.add_argument("--quick", action="store_true", help="small amounts and one round: shows that all of it works, not how fast it is")
+    parser.add_argument("--rounds", type=positive, metavar="N", help="rounds of each measurement (default 5, with --quick 1)")
+    parser.add_argument(
+        "--only", action="append", choices=[case.name for case in suite.cases], metavar="CASE",
+        help=f"this case; may be repeated: {', '.join(case.name for case in suite.cases)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--peers", nargs="+", choices=suite.contenders, metavar="NAME", help=f"run only these of: {', '.join(suite.contenders)}"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every round's figures here")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the figures (needs matplotlib)")
+    parser.add_argument("--profile", type=Path, metavar="DIR", help="write a cProfile file per process and measurement here (slow)")
 
 
 def positive(text: str) -> int:
@@ -45,7 +69,7 @@ def positive(text: str) -> int:
 def machine_facts() -> dict[str, str]:
     """What a reader has to know to place the figures."""
     versions = []
-    for package in ("torch", "uvloop", "pyzmq"):
+    for package in ("torch", "uvloop", "pyzmq", "ray"):
         try:
             versions.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
@@ -63,8 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parse(arguments)
     effort = QUICK if asked.quick else FULL
     rounds = asked.rounds or (1 if asked.quick else 5)
-    cases = [case for case in P2P if asked.only is None or case.name in asked.only]
-    contenders = [name for name in CONTENDERS if asked.peers is None or name in asked.peers]
+    suite = SUITES[asked.suite]
+    cases = [case for case in suite.cases if asked.only is None or case.name in asked.only]
+    contenders = [name for name in suite.contenders if asked.peers is None or name in asked.peers]
     facts = {**machine_facts(), "rounds": f"{rounds}{' (quick: figures mean little)' if asked.quick else ''}"}
     profiles = None
     if asked.profile is not None:
@@ -84,6 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(render(cases, results, facts, effort), end="")
     if asked.json is not None:
         asked.json.write_text(json.dumps({"facts": facts, "effort": effort.to_json(), **results.to_json()}, indent=1) + "\n")
+    if asked.plot is not None:
+        plot.draw(cases, results, facts, asked.plot)
     return 0 if results.complete else 1
 
 

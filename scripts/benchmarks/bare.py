@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import ClassVar, Final, cast
 
 from scripts.benchmarks import limits
@@ -14,20 +15,24 @@ from scripts.benchmarks.bare_protocols import (
     BulkSource,
     ByteEcho,
     BytePing,
+    ObjectEcho,
+    ObjectPing,
+    ObjectTalk,
     Part,
-    PickleEcho,
-    PicklePing,
-    PickleTalk,
     StreamSink,
     StreamSource,
+    small_dict,
+    small_tensor,
 )
 from scripts.benchmarks.contender import Contender, Effort, Metrics, Place, unknown
-from scripts.benchmarks.tensors import byte_view, check_bulk, make_bulk
+from scripts.benchmarks.tensors import both_rates, byte_view, check_bulk, make_bulk
 from scripts.benchmarks.ticker import LoopDelay
 
 __all__ = ["Bare"]
 
 WARM_UP: Final = 50
+ROUND_TRIPS: Final = ("small_dict_rtt", "small_tensor_rtt", "first_message")
+BOTH_WAYS: Final = ("loop_delay", "both_directions")
 
 
 class Bare(Contender):
@@ -60,6 +65,9 @@ class Bare(Contender):
             await server.wait_closed()
 
     async def measure(self, case: str, variant: str, effort: Effort) -> Metrics:
+        if variant == "memcpy_both":
+            found = limits.memcpy("memcpy_warm", replace(effort, tensor_bytes=effort.both_ways_bytes, transfers=effort.both_ways_messages))
+            return {"rate": 2 * found["rate"]} if self.leads else {}
         if variant.startswith("memcpy"):
             return limits.memcpy(variant, effort) if self.leads else {}
         if variant == "idle":
@@ -91,14 +99,15 @@ class Bare(Contender):
         return await self.accepted.get()
 
     async def _ask(self, transport: asyncio.Transport, case: str, variant: str, effort: Effort) -> Metrics:
-        if variant == "await_tcp":
-            talk = PickleTalk(transport)
+        payload = small_tensor() if case == "small_tensor_rtt" else small_dict()
+        if variant.startswith("await"):
+            talk = ObjectTalk(transport, payload)
             transport.set_protocol(talk)
             took = sorted((await talk.ask(effort.round_trips + WARM_UP))[WARM_UP:])
             return {"time": took[len(took) // 2] * 1e6}
-        if case in ("small_dict_rtt", "first_message"):
+        if case in ROUND_TRIPS:
             count = 1 if case == "first_message" else effort.round_trips + WARM_UP
-            ping = (BytePing if variant.startswith("byte") else PicklePing)(transport, count)
+            ping = BytePing(transport, count) if variant.startswith("byte") else ObjectPing(transport, payload, count)
             transport.set_protocol(ping)
             ping.go()
             await ping.finished
@@ -118,22 +127,23 @@ class Bare(Contender):
             view = byte_view(make_bulk(effort.tensor_bytes))
             took = sorted([await bulk_source.send(view) for _ in range(effort.transfers + 1)][1:])
             return {"rate": effort.tensor_bytes / took[len(took) // 2] / 1e9}
-        if case == "loop_delay":
+        if case in BOTH_WAYS:
             return await self._both_ways(transport, effort)
         raise unknown(case, variant)
 
     async def _answer(self, transport: asyncio.Transport, case: str, variant: str, effort: Effort) -> Metrics:
-        if case == "loop_delay":
+        if case in BOTH_WAYS:
             return await self._both_ways(transport, effort, go=True)
-        if variant == "await_tcp":
-            talk = PickleTalk(transport)
+        payload = small_tensor() if case == "small_tensor_rtt" else small_dict()
+        if variant.startswith("await"):
+            talk = ObjectTalk(transport, payload)
             transport.set_protocol(talk)
             transport.write(b"!")
             await talk.answer(effort.round_trips + WARM_UP)
             await talk.finished
             return {}
-        if case in ("small_dict_rtt", "first_message"):
-            part: Part = (ByteEcho if variant.startswith("byte") else PickleEcho)(transport)
+        if case in ROUND_TRIPS:
+            part: Part = ByteEcho(transport) if variant.startswith("byte") else ObjectEcho(transport, payload)
         elif case == "stream_256B":
             part = StreamSink(transport, effort.stream_messages)
         elif case == "tensor":
@@ -156,10 +166,12 @@ class Bare(Contender):
             transport.write(b"!")
             await part.begun.wait()
         with LoopDelay() as delay:
+            start = time.perf_counter()
             for _ in range(effort.both_ways_messages):
                 await part.send(view)
             await part.finished
-        return delay.metrics()
+            took = time.perf_counter() - start
+        return {**delay.metrics(), **({"rate": both_rates(effort, took)} if self.leads else {})}
 
 
 class Greeter(asyncio.Protocol):

@@ -8,12 +8,13 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import torch
 
 from scripts.benchmarks.contender import SMALL_DICT
-from scripts.benchmarks.tensors import byte_view, check_stream, copied_bytes, made_from, make_stream
+from scripts.benchmarks.tensors import byte_view, check_small_dict, check_stream, copied_bytes, made_from, make_stream
 
 __all__ = [
     "BLOCK_MESSAGES",
@@ -22,12 +23,15 @@ __all__ = [
     "BulkSource",
     "ByteEcho",
     "BytePing",
+    "ObjectEcho",
+    "ObjectPing",
+    "ObjectTalk",
     "Part",
-    "PickleEcho",
-    "PicklePing",
-    "PickleTalk",
+    "Payload",
     "StreamSink",
     "StreamSource",
+    "small_dict",
+    "small_tensor",
 ]
 
 LENGTH: Final = struct.Struct("<I")
@@ -130,30 +134,55 @@ class FrameReader:
         self.rest = data[at:] if at else data
 
 
-def framed(obj: Any) -> bytes:
-    body = pickle.dumps(obj, 5)
-    return LENGTH.pack(len(body)) + body
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What goes to and fro in frames, and how it becomes bytes and back."""
+
+    sample: Any
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+    check: Callable[[Any], None]
+
+    def framed(self, obj: Any) -> bytes:
+        body = self.encode(obj)
+        return LENGTH.pack(len(body)) + body
 
 
-class PickleEcho(Answer, asyncio.Protocol):
+def pickled(obj: Any) -> bytes:
+    return pickle.dumps(obj, 5)
+
+
+def small_dict() -> Payload:
+    """The small dict, pickled."""
+    return Payload(SMALL_DICT, pickled, pickle.loads, check_small_dict)
+
+
+def small_tensor() -> Payload:
+    """A float32[64]: its bytes, and a tensor of its own made of them."""
+    return Payload(make_stream()[1], copied_bytes, made_from, lambda back: check_stream(back, 1))
+
+
+class ObjectEcho(Answer, asyncio.Protocol):
     """Reads each object and sends it back."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, payload: Payload) -> None:
         super().__init__(transport)
+        self.payload = payload
         self.reader = FrameReader()
 
     def data_received(self, data: bytes) -> None:
         self.reader.feed(data, self.take)
 
     def take(self, body: bytes) -> None:
-        self.transport.write(framed(pickle.loads(body)))
+        self.transport.write(self.payload.framed(self.payload.decode(body)))
 
 
-class PicklePing(Part, asyncio.Protocol):
-    """The small dict to and fro."""
+class ObjectPing(Part, asyncio.Protocol):
+    """A small object to and fro."""
 
-    def __init__(self, transport: asyncio.Transport, count: int) -> None:
+    def __init__(self, transport: asyncio.Transport, payload: Payload, count: int) -> None:
         super().__init__(transport)
+        self.payload = payload
         self.reader = FrameReader()
         self.left = count
         self.took: list[float] = []
@@ -161,28 +190,31 @@ class PicklePing(Part, asyncio.Protocol):
 
     def go(self) -> None:
         self.start = time.perf_counter()
-        self.transport.write(framed(SMALL_DICT))
+        self.transport.write(self.payload.framed(self.payload.sample))
 
     def data_received(self, data: bytes) -> None:
         self.reader.feed(data, self.take)
 
     def take(self, body: bytes) -> None:
-        back = pickle.loads(body)
+        back = self.payload.decode(body)
         self.took.append(time.perf_counter() - self.start)
         self.left -= 1
         if self.left:
             self.go()
             return
-        if back != SMALL_DICT:
-            self.finished.set_exception(AssertionError("another object came back"))
+        try:
+            self.payload.check(back)
+        except AssertionError as error:
+            self.finished.set_exception(error)
         self.finish()
 
 
-class PickleTalk(Answer, asyncio.Protocol):
+class ObjectTalk(Answer, asyncio.Protocol):
     """The same round trip as a program with `await` makes it: whoever waits for an object is a task that a future wakes."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, payload: Payload) -> None:
         super().__init__(transport)
+        self.payload = payload
         self.loop = asyncio.get_running_loop()
         self.reader = FrameReader()
         self.arrived: deque[Any] = deque()
@@ -192,7 +224,7 @@ class PickleTalk(Answer, asyncio.Protocol):
         self.reader.feed(data, self.take)
 
     def take(self, body: bytes) -> None:
-        self.arrived.append(pickle.loads(body))
+        self.arrived.append(self.payload.decode(body))
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
@@ -202,7 +234,7 @@ class PickleTalk(Answer, asyncio.Protocol):
             self.waiter.set_exception(ConnectionError("the other end closed"))
 
     def send(self, obj: Any) -> None:
-        self.transport.write(framed(obj))
+        self.transport.write(self.payload.framed(obj))
 
     async def receive(self) -> Any:
         if not self.arrived:
@@ -215,9 +247,11 @@ class PickleTalk(Answer, asyncio.Protocol):
         took = []
         for _ in range(count):
             start = time.perf_counter()
-            self.send(SMALL_DICT)
-            await self.receive()
+            self.send(self.payload.sample)
+            back = await self.receive()
             took.append(time.perf_counter() - start)
+            if len(took) == count:
+                self.payload.check(back)
         return took
 
     async def answer(self, count: int) -> None:

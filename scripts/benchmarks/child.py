@@ -6,22 +6,18 @@ import argparse
 import asyncio
 import contextlib
 import cProfile
-import ctypes
 import gc
 import json
-import os
-import signal
 import socket
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from scripts.benchmarks.contender import Contender, Effort, Place, load, missing_reason
+from scripts.benchmarks.parent import die_with_parent
 
 __all__ = ["main"]
-
-PR_SET_PDEATHSIG: Final = 1
 
 
 class Child:
@@ -89,14 +85,6 @@ class Child:
                 await writer.drain()
         finally:
             writer.close()
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to end this process when the driver ends, however that comes about (Linux; else a no-op)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        raise SystemExit("the driver is gone already")
 
 
 def main() -> None:

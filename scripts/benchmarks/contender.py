@@ -28,11 +28,15 @@ Metrics = dict[str, float]
 
 CONTENDERS: Final[dict[str, str]] = {
     "bare": "scripts.benchmarks.bare:Bare",
+    "ours-auto": "scripts.benchmarks.ours:OursAuto",
+    "ours-shm": "scripts.benchmarks.ours:OursShm",
     "ours-stream": "scripts.benchmarks.ours:OursStream",
     "ours-gloo": "scripts.benchmarks.ours:OursGloo",
     "raw-gloo": "scripts.benchmarks.raw_gloo:RawGloo",
     "pipe": "scripts.benchmarks.pipe:Pipe",
     "zmq": "scripts.benchmarks.zmq_peer:Zmq",
+    "torch-queue": "scripts.benchmarks.torch_queue:TorchQueue",
+    "ray": "scripts.benchmarks.ray_peer:Ray",
 }
 """Contender name to ``module:class``. Imported only in the processes that run it, so that nothing else pays for it."""
 
@@ -50,6 +54,11 @@ class Effort:
     works_in_flight: int
     slow_share: float
     """Share of ``stream_messages`` that peers far below the limit are given, so that a round does not become theirs."""
+    given_transfers: int
+    """Transfers of a tensor that is given away: they take next to nothing, so there can be more of them."""
+    steady_messages: int
+    """The first quarter warms up; what the rest adds is measured."""
+    steady_bytes: int
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -143,5 +152,5 @@ def missing_reason(name: str) -> str | None:
 
 
 def unknown(case: str, variant: str) -> AssertionError:
-    """The plan asked a contender for something it does not have: a mistake in ``cases``."""
+    """The plan asked a contender for something it does not have: a mistake in the suite."""
     return AssertionError(f"no measurement {case}/{variant}")

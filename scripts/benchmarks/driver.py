@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
-from scripts.benchmarks.cases import Case
 from scripts.benchmarks.contender import CONTENDERS, Effort
 from scripts.benchmarks.pair import ContenderMissing, Pair, PairFailed
+from scripts.benchmarks.plan import Case
 from scripts.benchmarks.results import Results
 
 __all__ = ["run_rounds"]
@@ -56,7 +56,7 @@ async def run_rounds(
                         complain(f"opening {contender}", error)
                         continue
                     try:
-                        results.add(case, contender, variant, index, await pair.measure(case.measure, variant, effort))
+                        results.add(case, contender, variant, index, await pair.measure(case.measure, variant, case.effort(effort)))
                     except PairFailed as error:
                         failures[key] = failures.get(key, 0) + 1
                         results.failed[key] = str(error)

@@ -1,4 +1,4 @@
-"""aiorlinf itself, with the payloads on the link (``stream``) or on Gloo pairs (``gloo``)."""
+"""aiorlinf itself: large payloads in shared memory, on the link (``stream``), on Gloo pairs, or as it chooses by itself (``auto``)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,28 @@ import asyncio
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, ClassVar, Final, Literal
 
 import torch
 
 import aiorlinf
 from scripts.benchmarks.contender import SMALL_DICT, Contender, Effort, Metrics, Place, unknown
-from scripts.benchmarks.tensors import check_bulk, check_stream, make_bulk, make_stream
+from scripts.benchmarks.footprint import KEPT, Footprint
+from scripts.benchmarks.tensors import (
+    both_rates,
+    check_bulk,
+    check_kept,
+    check_nested,
+    check_small_dict,
+    check_stream,
+    make_bulk,
+    make_nested,
+    make_stream,
+)
 from scripts.benchmarks.ticker import LoopDelay
 
-__all__ = ["OursGloo", "OursStream"]
+__all__ = ["OursAuto", "OursGloo", "OursShm", "OursStream"]
 
 WARM_UP: Final = 50
 WINDOW: Final = 256
@@ -27,7 +39,7 @@ SIGNAL: Final = 7
 class Ours(Contender):
     """Two workers; the one that leads embeds the manager."""
 
-    backend: ClassVar[Literal["stream", "gloo"]]
+    backend: ClassVar[Literal["auto", "stream", "shm", "gloo"]]
     needs: ClassVar[tuple[str, ...]] = ("uvloop", "torch", "aiorlinf")
 
     def __init__(self, place: Place) -> None:
@@ -66,12 +78,20 @@ class Ours(Contender):
         if case == "first_message":
             return await self._first(variant)
         if case == "small_dict_rtt":
-            return await self._objects(effort.round_trips)
+            return await self._objects(SMALL_DICT, check_small_dict, effort.round_trips)
+        if case == "small_tensor_rtt":
+            return await self._objects(make_stream()[1], lambda back: check_stream(back, 1), effort.round_trips)
+        if case == "nested":
+            return await self._nested(effort)
+        if case == "given":
+            return await self._given(int(variant), effort)
+        if case == "steady":
+            return await self._steady(effort)
         if case == "tensor":
             return await (self._tensor_into if variant == "into" else self._tensor_fresh)(effort)
         if case == "stream_256B":
             return await self._stream(effort.stream_messages, window=WINDOW if variant == "window" else 1)
-        if case == "loop_delay":
+        if case in ("loop_delay", "both_directions"):
             return await self._both_ways(effort, into=variant == "into")
         if case == "in_flight":
             return await self._in_flight(effort.works_in_flight)
@@ -88,21 +108,20 @@ class Ours(Contender):
         await self.group.send(None, tag=SIGNAL)
         return {}
 
-    async def _objects(self, count: int) -> Metrics:
+    async def _objects(self, sample: Any, check: Callable[[Any], None], count: int) -> Metrics:
         took, back = [], None
         group = self.group
         for _ in range(count + WARM_UP):
             start = time.perf_counter()
             if self.leads:
-                await group.send(SMALL_DICT)
+                await group.send(sample)
                 back = await group.recv()
                 took.append(time.perf_counter() - start)
             else:
                 await group.send(await group.recv())
         if not self.leads:
             return {}
-        if back != SMALL_DICT:
-            raise AssertionError("another object came back")
+        check(back)
         took = sorted(took[WARM_UP:])
         return {"time": took[len(took) // 2] * 1e6}
 
@@ -143,6 +162,71 @@ class Ours(Contender):
             return {}
         took = sorted(took[1:])
         return {"rate": effort.tensor_bytes / took[len(took) // 2] / 1e9}
+
+    async def _nested(self, effort: Effort) -> Metrics:
+        nested: Any = make_nested(effort.tensor_bytes) if self.leads else None
+        took = []
+        for _ in range(effort.transfers + 1):
+            start = time.perf_counter()
+            if self.leads:
+                await self.group.send(nested)
+                await self.group.recv(tag=SIGNAL)
+                took.append(time.perf_counter() - start)
+            else:
+                nested = None
+                nested = await self.group.recv()
+                await self.group.send(None, tag=SIGNAL)
+        if not self.leads:
+            check_nested(nested, effort.tensor_bytes)
+            return {}
+        took = sorted(took[1:])
+        return {"rate": effort.tensor_bytes / took[len(took) // 2] / 1e9}
+
+    async def _given(self, nbytes: int, effort: Effort) -> Metrics:
+        """Tensors made in shared memory; making and filling them is the sender's own work and not in the time."""
+        took = []
+        for index in range(effort.given_transfers + 2):
+            if self.leads:
+                assert self.worker is not None
+                tensor = self.worker.empty(nbytes // 4, dtype=torch.float32)
+                tensor.fill_(index)
+                start = time.perf_counter()
+                await self.group.send(tensor)
+                await self.group.recv(tag=SIGNAL)
+                took.append(time.perf_counter() - start)
+            else:
+                tensor = await self.group.recv()
+                await self.group.send(None, tag=SIGNAL)
+                if (tensor.nbytes, tensor[0].item(), tensor[-1].item()) != (nbytes, index, index):
+                    raise AssertionError("the tensor that arrived is not the one that was sent")
+            del tensor
+        if not self.leads:
+            return {}
+        took = sorted(took[2:])
+        return {"time": took[len(took) // 2] * 1e6}
+
+    async def _steady(self, effort: Effort) -> Metrics:
+        footprint = Footprint(effort.steady_messages)
+        kept: deque[torch.Tensor] = deque(maxlen=KEPT)
+        bulk = make_bulk(effort.steady_bytes)
+        if not self.leads:
+            del bulk
+        start = time.perf_counter()
+        for index in range(effort.steady_messages):
+            if self.leads:
+                bulk[0] = index
+                await self.group.send(bulk)
+            else:
+                kept.append(await self.group.recv())
+            footprint.passed_one()
+        if self.leads:
+            await self.group.recv(tag=SIGNAL)
+            rate = effort.steady_messages * effort.steady_bytes / (time.perf_counter() - start) / 1e9
+            return {**footprint.metrics(), "rate": rate}
+        found = footprint.metrics()
+        check_kept(kept, effort.steady_messages)
+        await self.group.send(None, tag=SIGNAL)
+        return found
 
     async def _stream(self, count: int, *, window: int) -> Metrics:
         group = self.group
@@ -187,9 +271,11 @@ class Ours(Contender):
                     arrived.append(await group.recv())
 
         with LoopDelay() as delay:
+            start = time.perf_counter()
             await asyncio.gather(send(), receive())
+            took = time.perf_counter() - start
         check_bulk(arrived[-1], effort.both_ways_bytes)
-        return delay.metrics()
+        return {**delay.metrics(), **({"rate": both_rates(effort, took)} if self.leads else {})}
 
     async def _in_flight(self, count: int) -> Metrics:
         """All receives are posted before the first send; all sends are started before the first is waited for."""
@@ -214,6 +300,14 @@ class Ours(Contender):
 def kernel_threads() -> int:
     """Threads of this process as the kernel counts them: native ones too."""
     return len(os.listdir("/proc/self/task"))
+
+
+class OursAuto(Ours):
+    backend = "auto"
+
+
+class OursShm(Ours):
+    backend = "shm"
 
 
 class OursStream(Ours):

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from datetime import timedelta
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import torch
 import torch.distributed as dist
 
 from scripts.benchmarks.contender import SMALL_DICT, BlockingContender, Effort, Metrics, unknown
-from scripts.benchmarks.tensors import check_bulk, check_stream, make_bulk, make_stream
+from scripts.benchmarks.footprint import KEPT, Footprint
+from scripts.benchmarks.tensors import (
+    both_rates,
+    check_bulk,
+    check_kept,
+    check_nested,
+    check_stream,
+    make_bulk,
+    make_nested,
+    make_stream,
+)
 
 __all__ = ["RawGloo"]
 
@@ -39,6 +50,14 @@ class RawGloo(BlockingContender):
             return self._tensor(fresh=variant == "fresh", effort=effort)
         if case == "stream_256B":
             return self._stream(int(effort.stream_messages * effort.slow_share))
+        if case == "small_tensor_rtt":
+            return self._small_tensor(effort.round_trips)
+        if case == "nested":
+            return self._nested(effort)
+        if case == "both_directions":
+            return self._both_ways(effort)
+        if case == "steady":
+            return self._steady(effort)
         if case == "first_message":
             return self._first()
         raise unknown(case, variant)
@@ -89,6 +108,76 @@ class RawGloo(BlockingContender):
             return {}
         took = sorted(took[1:])
         return {"rate": effort.tensor_bytes / took[len(took) // 2] / 1e9}
+
+    def _small_tensor(self, count: int) -> Metrics:
+        took, sample = [], make_stream()[1]
+        back = torch.zeros_like(sample)
+        for _ in range(count + WARM_UP):
+            start = time.perf_counter()
+            if self.leads:
+                dist.send(sample, 1)
+                dist.recv(back, 1)
+                took.append(time.perf_counter() - start)
+            else:
+                dist.recv(back, 0)
+                dist.send(back, 0)
+        check_stream(back, 1)
+        took = sorted(took[WARM_UP:])
+        return {"time": took[len(took) // 2] * 1e6} if self.leads else {}
+
+    def _nested(self, effort: Effort) -> Metrics:
+        """``send_object_list`` pickles the object, tensors and all."""
+        nested = make_nested(effort.tensor_bytes) if self.leads else {}
+        took = []
+        for _ in range(effort.transfers + 1):
+            start = time.perf_counter()
+            if self.leads:
+                dist.send_object_list([nested], 1)
+            else:
+                got: list[Any] = [None]
+                dist.recv_object_list(got, 0)
+                nested = got[0]
+            self._signal()
+            took.append(time.perf_counter() - start)
+        if not self.leads:
+            check_nested(nested, effort.tensor_bytes)
+            return {}
+        took = sorted(took[1:])
+        return {"rate": effort.tensor_bytes / took[len(took) // 2] / 1e9}
+
+    def _both_ways(self, effort: Effort) -> Metrics:
+        bulk, peer = make_bulk(effort.both_ways_bytes), 1 - self.place.role
+        arrived = torch.zeros_like(bulk)
+        self._signal()
+        start = time.perf_counter()
+        for _ in range(effort.both_ways_messages):
+            works = [dist.isend(bulk, peer), dist.irecv(arrived, peer)]
+            for work in works:
+                assert work is not None
+                work.wait()
+        took = time.perf_counter() - start
+        check_bulk(arrived, effort.both_ways_bytes)
+        return {"rate": both_rates(effort, took)} if self.leads else {}
+
+    def _steady(self, effort: Effort) -> Metrics:
+        footprint = Footprint(effort.steady_messages)
+        kept: deque[torch.Tensor] = deque(maxlen=KEPT)
+        bulk = make_bulk(effort.steady_bytes)
+        start = time.perf_counter()
+        for index in range(effort.steady_messages):
+            if self.leads:
+                bulk[0] = index
+                dist.send(bulk, 1)
+            else:
+                kept.append(torch.empty(effort.steady_bytes // 4, dtype=torch.float32))
+                dist.recv(kept[-1], 0)
+            footprint.passed_one()
+        found = footprint.metrics()
+        self._signal()
+        if self.leads:
+            return {**found, "rate": effort.steady_messages * effort.steady_bytes / (time.perf_counter() - start) / 1e9}
+        check_kept(kept, effort.steady_messages)
+        return found
 
     def _stream(self, count: int) -> Metrics:
         tensors = make_stream()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from scripts.benchmarks.cases import Case, Row
 from scripts.benchmarks.contender import Metrics
+from scripts.benchmarks.plan import Case, Row
 from scripts.benchmarks.summary import ratios
 
 __all__ = ["Results"]

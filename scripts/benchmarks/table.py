@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scripts.benchmarks.cases import Aim, Case, Row
 from scripts.benchmarks.contender import Effort
+from scripts.benchmarks.plan import MIB, Aim, Case, Row
 from scripts.benchmarks.results import Results
 from scripts.benchmarks.summary import Summary, number, summarise
 
@@ -26,12 +26,17 @@ def render(cases: Sequence[Case], results: Results, facts: dict[str, str], effor
 
 def amount(case: Case, effort: Effort) -> str:
     """How much one round of the case did."""
-    mib = 1 << 20
+    effort = case.effort(effort)
     return {
         "small_dict_rtt": f"median of {effort.round_trips} round trips a round",
-        "tensor": f"{effort.tensor_bytes / mib:g} MiB, median of {effort.transfers} a round",
+        "small_tensor_rtt": f"median of {effort.round_trips} round trips a round",
+        "nested": f"{effort.tensor_bytes / MIB:g} MiB in all, median of {effort.transfers} a round",
+        "given": f"median of {effort.given_transfers} of each size a round",
+        "both_directions": f"{effort.both_ways_messages} messages of {effort.both_ways_bytes / MIB:g} MiB each way a round",
+        "steady": f"{effort.steady_messages} messages of {effort.steady_bytes / MIB:g} MiB a round",
+        "tensor": f"{effort.tensor_bytes / MIB:g} MiB, median of {effort.transfers} a round",
         "stream_256B": f"{effort.stream_messages:,} a round",
-        "loop_delay": f"{effort.both_ways_messages} messages of {effort.both_ways_bytes / mib:g} MiB each way a round",
+        "loop_delay": f"{effort.both_ways_messages} messages of {effort.both_ways_bytes / MIB:g} MiB each way a round",
         "in_flight": f"{effort.works_in_flight:,} works a side",
         "first_message": "one a round",
     }[case.measure]

@@ -1,106 +1,12 @@
-"""What is measured, by whom, against what, and what is aimed at. Data only."""
+"""The suite ``p2p``: the connection itself, against a bare socket and raw Gloo. Data only."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
-from scripts.benchmarks.contender import Effort
+from scripts.benchmarks.plan import Aim, Case, Row, Suite, delay_rows, rate_row, time_row
 
-__all__ = ["FULL", "P2P", "QUICK", "Aim", "Case", "Row"]
-
-MIB: Final = 1 << 20
-
-FULL: Final = Effort(
-    round_trips=1000,
-    stream_messages=20_000,
-    tensor_bytes=64 * MIB,
-    transfers=5,
-    both_ways_messages=6,
-    both_ways_bytes=64 * MIB,
-    works_in_flight=10_000,
-    slow_share=0.1,
-)
-QUICK: Final = Effort(
-    round_trips=50,
-    stream_messages=500,
-    tensor_bytes=4 * MIB,
-    transfers=2,
-    both_ways_messages=2,
-    both_ways_bytes=4 * MIB,
-    works_in_flight=500,
-    slow_share=0.1,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """What a row is meant to reach: its ratio to the row ``against``, or its own value when ``against`` is None."""
-
-    sign: Literal["≤", "≥", "<"]
-    bound: float
-    against: str | None = None
-
-    def met(self, value: float) -> bool:
-        """Whether ``value`` reaches the bound."""
-        return value >= self.bound if self.sign == "≥" else value < self.bound if self.sign == "<" else value <= self.bound
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of a case's table. Rows with one contender and variant share a measurement and show different metrics of it."""
-
-    label: str
-    contender: str
-    variant: str
-    metric: str
-    unit: str = ""
-    """Only where it differs from the case's."""
-    aims: tuple[Aim, ...] = ()
-    compared: tuple[str, ...] = ()
-    """Labels of further rows to show the ratio to, without an aim."""
-
-    @property
-    def measurement(self) -> tuple[str, str]:
-        return (self.contender, self.variant)
-
-    @property
-    def baselines(self) -> tuple[str, ...]:
-        """Labels of all rows that this one is held against, each once, in order."""
-        return tuple(dict.fromkeys([*(aim.against for aim in self.aims if aim.against is not None), *self.compared]))
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One table: ``name`` is how the command line calls it, ``measure`` what the contenders are asked for."""
-
-    name: str
-    measure: str
-    title: str
-    unit: str
-    better: Literal["lower", "higher"]
-    rows: tuple[Row, ...]
-    fresh: bool = False
-    """Each measurement gets a contender that is opened anew and has not connected."""
-    notes: tuple[str, ...] = field(default=())
-
-
-def time_row(
-    label: str, contender: str, variant: str, *, unit: str = "", aims: tuple[Aim, ...] = (), compared: tuple[str, ...] = ()
-) -> Row:
-    return Row(label, contender, variant, "time", unit, aims, compared)
-
-
-def rate_row(label: str, contender: str, variant: str, *, aims: tuple[Aim, ...] = (), compared: tuple[str, ...] = ()) -> Row:
-    return Row(label, contender, variant, "rate", "", aims, compared)
-
-
-def delay_rows(label: str, contender: str, variant: str, *, aim: Aim | None = None) -> tuple[Row, Row]:
-    return (
-        Row(f"{label}, worst", contender, variant, "worst", aims=(aim,) if aim is not None else ()),
-        Row(f"{label}, 99th percentile", contender, variant, "p99"),
-    )
-
+__all__ = ["P2P"]
 
 SMALL_DICT_RTT = Case(
     "small_dict_rtt",
@@ -249,4 +155,8 @@ FIRST_MESSAGE = Case(
     fresh=True,
 )
 
-P2P: Final = (SMALL_DICT_RTT, TENSOR, STREAM, LOOP_DELAY, IN_FLIGHT, FIRST_MESSAGE)
+P2P: Final = Suite(
+    "p2p",
+    "two processes on one host: latency, rate, message rate, loop delay, works in flight",
+    (SMALL_DICT_RTT, TENSOR, STREAM, LOOP_DELAY, IN_FLIGHT, FIRST_MESSAGE),
+)
