@@ -23,7 +23,7 @@ import uvloop
 
 from aiorlinf import Worker, init
 
-__all__ = ["LoopKind", "Peer", "PeerFailed", "Pipe", "process", "run_loop", "worker"]
+__all__ = ["LoopKind", "Peer", "PeerFailed", "Pipe", "process", "run_loop", "run_worker", "worker"]
 
 LoopKind = Literal["asyncio", "uvloop"]
 """The loop that a worker runs on."""
@@ -54,9 +54,9 @@ class Pipe:
         """To the test, which gets it by `Peer.hear`."""
         self._connection.send(("said", obj))
 
-    def hear(self) -> Any:
-        """Block for what the test says."""
-        if not self._connection.poll(LIMIT_S):
+    def hear(self, limit: float | None = LIMIT_S) -> Any:
+        """Block for what the test says, at most `limit` seconds; None: as long as the test lives."""
+        if not self._connection.poll(limit):
             raise TimeoutError("the test says nothing")
         return self._connection.recv()
 
@@ -70,6 +70,7 @@ class Peer:
         self._log = log
         self._said: list[Any] = []
         self._outcome: tuple[Any, ...] | None = None
+        self._ended = False
         self.pid: int = child.pid
 
     def said_on_stderr(self) -> str:
@@ -88,6 +89,15 @@ class Peer:
             if self._outcome is not None or not self._look():
                 self._check_alive(end, "said nothing")
                 await asyncio.sleep(0.005)
+        return self._said.pop(0)
+
+    def wait_hear(self) -> Any:
+        """As `hear`, for synchronous code."""
+        end = time.monotonic() + LIMIT_S
+        while not self._said:
+            if self._outcome is not None or not self._look():
+                self._check_alive(end, "said nothing")
+                time.sleep(0.005)
         return self._said.pop(0)
 
     async def result(self) -> Any:
@@ -120,6 +130,7 @@ class Peer:
                 return False
             message = self._connection.recv()
         except (EOFError, ConnectionResetError):
+            self._ended = True
             return False
         if message[0] == "said":
             self._said.append(message[1])
@@ -130,7 +141,7 @@ class Peer:
     def _check_alive(self, end: float, what: str) -> None:
         if self._outcome is not None and self._outcome[0] == "raised":
             self._value()
-        if not self._child.is_alive() and not self._connection.poll():
+        if not self._child.is_alive() and (self._ended or not self._connection.poll()):
             raise PeerFailed("", "", f"process {self.pid} died with {self._child.exitcode}:\n{self.said_on_stderr()}")
         if time.monotonic() > end:
             raise PeerFailed("TimeoutError", "", f"process {self.pid} {what} within {LIMIT_S} s:\n{self.said_on_stderr()}")
@@ -183,7 +194,7 @@ async def worker(
     backend: Literal["auto", "stream", "shm", "gloo"] | None = None,
 ) -> AsyncIterator[Peer]:
     """Run the coroutine function `function(worker, *args)` in a process that has joined the job of `comm`."""
-    with process(_run_worker, loop, backend, function, args, env=comm.env(address)) as peer:
+    with process(run_worker, loop, backend, function, args, env=comm.env(address)) as peer:
         yield peer
 
 
@@ -194,7 +205,9 @@ def run_loop(kind: LoopKind, main: Callable[[], Any]) -> Any:
         return runner.run(main())
 
 
-def _run_worker(pipe: Pipe, loop: LoopKind, backend: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def run_worker(pipe: Pipe, loop: LoopKind, backend: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """What runs in a worker's process: `function(worker, *args)` on a new loop, inside the worker that the environment asks for."""
+
     async def main() -> Any:
         async with init(backend=backend) as comm:
             return await function(comm, *args)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from aiorlinf.address import Identity
 from aiorlinf.backends.gloo import GlooPair, gloo_available
 from aiorlinf.backends.select import Choice, select_backend
+from aiorlinf.link.link import LinkState
 from aiorlinf.link.ways import LaneWay, SharedWay
 from aiorlinf.rendezvous.pairs import Pairs
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from aiorlinf.work.home import LoopHome
 
 __all__ = ["equip"]
+
+log = logging.getLogger("aiorlinf.link")
 
 
 def equip(home: LoopHome, link: Link, me: Self, memory: HostMemory, connection: Connection, hello: Hello, identity: Identity) -> None:
@@ -65,4 +69,13 @@ def equip(home: LoopHome, link: Link, me: Self, memory: HostMemory, connection: 
         link.pairs = pairs
         link.receiver.lane = pairs
         if choice.name == "gloo":
-            link.sender.ways.append(LaneWay(link.sender, pairs, choice.required))
+            link.sender.ways.append(LaneWay(link.sender, pairs, choice.required, lambda reason: _fall_back(link, reason)))
+
+
+def _fall_back(link: Link, reason: str) -> None:
+    """Say once that the backend is given up, to whoever reads the log or the statistics. At the end of the link that is no news."""
+    if link.state is not LinkState.UP:
+        return
+    link.reason = f"{link.backend} was chosen, but {reason}"
+    link.backend = "stream"
+    log.warning("%s: large payloads to %s go over their link from now on: %s", link.local, link.remote, link.reason)

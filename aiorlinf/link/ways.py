@@ -93,14 +93,16 @@ class LaneWay:
 
     Args:
         required: fail messages that the lane cannot take, instead of handing them back to the stream.
+        lost: told once why the lane is not tried again.
     """
 
     eager = False
 
-    def __init__(self, host: WayHost, lane: PayloadLane, required: bool) -> None:
+    def __init__(self, host: WayHost, lane: PayloadLane, required: bool, lost: Callable[[str], None] = lambda reason: None) -> None:
         self._host = host
         self._lane: PayloadLane | None = lane
         self._required = required
+        self._lost = lost
         self._queue: deque[Outgoing] = deque()  # begun, but the lane is being prepared
 
     def takes(self, out: Outgoing) -> bool:
@@ -143,8 +145,9 @@ class LaneWay:
             self._run()
             return
         queue, self._queue = self._queue, deque()
-        if not self._required:
+        if not self._required and self._lane is not None:
             self._lane = None
+            self._lost(error.message)
         for out in queue:
             if not self._still_wanted(out):
                 continue
