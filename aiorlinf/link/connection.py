@@ -122,11 +122,13 @@ class Connection(asyncio.BufferedProtocol):
         self._on_raw_lost = None
         self._handler = handler
         self.max_frame_bytes = max_frame_bytes
-        if leftover:
-            # More than fits is impossible: the handshake reads from the same staging area.
-            self._staging[: len(leftover)] = leftover
-            self._start, self._end = 0, len(leftover)
-            self._parse()
+        rest = memoryview(leftover)
+        while rest and self._handler is not None:
+            buffer = self.get_buffer(-1)
+            count = min(len(buffer), len(rest))
+            buffer[:count] = rest[:count]
+            rest = rest[count:]
+            self.buffer_updated(count)
 
     def write_raw(self, data: bytes) -> None:
         """For the handshake."""

@@ -61,7 +61,7 @@ async def dial(
     """Connect and prove each other. The connection is not adopted yet; `handshake.leftover` is to be handed to `adopt`.
 
     Raises:
-        OSError: nobody answers there.
+        OSError: nobody answers there, or the peer hung up in the middle.
         TimeoutError: not within `timeout` seconds.
         Refused: the peer has a reason not to.
         LinkError: the handshake failed.
@@ -98,9 +98,12 @@ async def _prove(
                 continue
             elif isinstance(instruction, Done):
                 done.set_result(instruction.peer)
+            elif instruction.refusal is not None:
+                done.set_exception(Refused(instruction.error, instruction.refusal))
+            elif instruction.retryable:
+                done.set_exception(ConnectionResetError(instruction.error.message))
             else:
-                refusal = instruction.refusal
-                done.set_exception(instruction.error if refusal is None else Refused(instruction.error, refusal))
+                done.set_exception(instruction.error)
 
     connection = Connection(loop, raw, lost)
     try:
