@@ -58,16 +58,15 @@ class Holder:
             "first": float(tensor.view(-1)[0]),
             "same": bool((tensor == tensor.view(-1)[0]).all()),
         }
-        self.kept.append(
-            {
-                "whole": lambda: tensor,
-                "slice": lambda: tensor.view(-1)[5:100],
-                "numpy": lambda: tensor.numpy()[::2],
-                "buffer": lambda: memoryview(tensor.numpy()),
-                "list": lambda: [{"deep": (tensor,)}],
-                "nothing": lambda: None,
-            }[how]()
-        )
+        ways: dict[str, Callable[[], Any]] = {
+            "whole": lambda: tensor,
+            "slice": lambda: tensor.view(-1)[5:100],
+            "numpy": lambda: tensor.numpy()[::2],
+            "buffer": lambda: memoryview(tensor.numpy()),
+            "list": lambda: [{"deep": (tensor,)}],
+            "nothing": lambda: None,
+        }
+        self.kept.append(ways[how]())
         return facts
 
     def is_shared(self, tensor: torch.Tensor) -> bool:
