@@ -35,7 +35,7 @@ class Child:
         """Do one request: ``probe``, ``offer``, ``open``, ``measure`` or ``close``."""
         match request["do"]:
             case "probe":
-                return {"missing": missing_reason(self.name)}
+                return {"missing": missing_reason(self.name, self.role)}
             case "offer":
                 self.generation += 1
                 self.contender = load(self.name)(Place(self.role, self.directory, self.generation))

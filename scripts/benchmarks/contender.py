@@ -85,6 +85,8 @@ class Contender(abc.ABC):
 
     needs: ClassVar[tuple[str, ...]] = ()
     """Modules without which this contender is skipped."""
+    one_sided: ClassVar[bool] = False
+    """The leading half starts its own other end; the answering half idles and needs no modules."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -140,11 +142,11 @@ def load(name: str) -> type[Contender]:
     return found
 
 
-def missing_reason(name: str) -> str | None:
-    """Why the contender cannot run here, or None. Imports its modules: call it in a process made for it."""
+def missing_reason(name: str, role: int) -> str | None:
+    """Why this half of the contender cannot run here, or None. Imports its modules: call it in a process made for it."""
     try:
         contender = load(name)
-        for module in contender.needs:
+        for module in () if role and contender.one_sided else contender.needs:
             importlib.import_module(module)
     except ImportError as error:
         return f"not installed: {error}"

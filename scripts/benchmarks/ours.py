@@ -30,6 +30,7 @@ from scripts.benchmarks.ticker import LoopDelay
 __all__ = ["OursAuto", "OursGloo", "OursShm", "OursStream"]
 
 WARM_UP: Final = 50
+GIVEN_WARM_UP: Final = 3
 WINDOW: Final = 256
 """Works kept under way by a sender that pipelines."""
 SIGNAL: Final = 7
@@ -84,7 +85,8 @@ class Ours(Contender):
         if case == "nested":
             return await self._nested(effort)
         if case == "given":
-            return await self._given(int(variant), effort)
+            size, _, filled = variant.partition(" ")
+            return await self._given(int(size), effort, filled=bool(filled))
         if case == "steady":
             return await self._steady(effort)
         if case == "tensor":
@@ -182,14 +184,20 @@ class Ours(Contender):
         took = sorted(took[1:])
         return {"rate": effort.tensor_bytes / took[len(took) // 2] / 1e9}
 
-    async def _given(self, nbytes: int, effort: Effort) -> Metrics:
-        """Tensors made in shared memory; making and filling them is the sender's own work and not in the time."""
+    async def _given(self, nbytes: int, effort: Effort, *, filled: bool) -> Metrics:
+        """Tensors made in shared memory; making them is not in the time.
+
+        ``filled``: the sender writes all of each tensor just before. Else it does so in the warm-up, which makes the pages, and
+        writes the ends from then on.
+        """
         took = []
-        for index in range(effort.given_transfers + 2):
+        for index in range(effort.given_transfers + GIVEN_WARM_UP):
             if self.leads:
                 assert self.worker is not None
                 tensor = self.worker.empty(nbytes // 4, dtype=torch.float32)
-                tensor.fill_(index)
+                if filled or index < GIVEN_WARM_UP:
+                    tensor.fill_(index)
+                tensor[0] = tensor[-1] = index
                 start = time.perf_counter()
                 await self.group.send(tensor)
                 await self.group.recv(tag=SIGNAL)
@@ -202,7 +210,7 @@ class Ours(Contender):
             del tensor
         if not self.leads:
             return {}
-        took = sorted(took[2:])
+        took = sorted(took[GIVEN_WARM_UP:])
         return {"time": took[len(took) // 2] * 1e6}
 
     async def _steady(self, effort: Effort) -> Metrics:

@@ -35,6 +35,7 @@ class Ray(BlockingContender):
     """Tensors are pickled as torch does; NumPy arrays are the kind that Ray's object store shows without a copy, read-only."""
 
     needs: ClassVar[tuple[str, ...]] = ("ray", "torch")
+    one_sided: ClassVar[bool] = True
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)

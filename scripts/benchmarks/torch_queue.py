@@ -23,6 +23,7 @@ class TorchQueue(BlockingContender):
     """A queue each way. The first ``put`` of a tensor moves it into shared memory; from then on both processes share it."""
 
     needs: ClassVar[tuple[str, ...]] = ("torch.multiprocessing",)
+    one_sided: ClassVar[bool] = True
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
