@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,20 +9,17 @@ import torch
 
 from aiorlinf.errors import AiorlinfError, UnsupportedObject
 from aiorlinf.link.incoming import Incoming, Receive
-from aiorlinf.link.memory import byte_tensor
+from aiorlinf.link.memory import Copy, byte_tensor
 from aiorlinf.wire.inline import decode_inline
 from aiorlinf.wire.tree import rebuild
 
 if TYPE_CHECKING:
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["Answerer", "Copy", "Delivery", "about", "undecodable_fact"]
+__all__ = ["Answerer", "Delivery", "about", "undecodable_fact"]
 
 _COPY_INLINE_BYTES = 1 << 20
 """Larger copies run in a private thread."""
-
-_COPY_PIECE_BYTES = 4 << 20
-"""A cancelled copy stops after so many bytes: about a millisecond."""
 
 _HEAVY_SKELETON_BYTES = 256 * 1024
 """Skeletons from this size on are unpickled in a private thread, so that the loop stays free."""
@@ -146,30 +142,6 @@ class Delivery:
         failure = UnsupportedObject(text, hint="its class must be importable on both sides")
         failure.__cause__ = error
         return about(failure, receive)
-
-
-class Copy:
-    """Fills a caller's buffer in a private thread. Once `stop` has returned, nothing is written to the buffer any more."""
-
-    __slots__ = ("_lock", "_out", "_source", "_stopped")
-
-    def __init__(self, out: torch.Tensor, source: torch.Tensor) -> None:
-        self._out = out
-        self._source = source
-        self._lock = threading.Lock()
-        self._stopped = False
-
-    def __call__(self) -> None:
-        for start in range(0, self._out.numel(), _COPY_PIECE_BYTES):
-            with self._lock:
-                if self._stopped:
-                    return
-                self._out[start : start + _COPY_PIECE_BYTES].copy_(self._source[start : start + _COPY_PIECE_BYTES])
-
-    def stop(self) -> None:
-        """Wait for the piece that is being copied, and copy no more."""
-        with self._lock:
-            self._stopped = True
 
 
 def _outcome(fn: Callable[[Incoming], Any], message: Incoming) -> tuple[Any, BaseException | None]:

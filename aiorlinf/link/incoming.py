@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aiorlinf.link.memory import byte_tensor, fresh_bytes
+from aiorlinf.link.memory import Copy, byte_tensor, fresh_bytes
 
 if TYPE_CHECKING:
     from aiorlinf.codec.pool import TensorBufferPool
     from aiorlinf.errors import AiorlinfError
-    from aiorlinf.link.delivery import Copy
     from aiorlinf.link.sink import Sink
     from aiorlinf.wire.leaves import LeafSpec
     from aiorlinf.wire.manifest import Manifest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,10 @@ import torch
 if TYPE_CHECKING:
     from aiorlinf.codec.pool import TensorBufferPool
 
-__all__ = ["byte_tensor", "byte_view", "fresh_bytes"]
+__all__ = ["Copy", "byte_tensor", "byte_view", "fresh_bytes"]
+
+_COPY_PIECE_BYTES = 4 << 20
+"""A cancelled copy stops after so many bytes: about a millisecond."""
 
 
 def fresh_bytes(nbytes: int, pool: TensorBufferPool | None) -> torch.Tensor:
@@ -28,3 +32,27 @@ def byte_view(tensor: torch.Tensor) -> memoryview:
     """The memory of a one-dimensional uint8 tensor, writable."""
     array: Any = tensor.numpy()  # NumPy's stubs do not say that arrays are buffers on every Python
     return memoryview(array)
+
+
+class Copy:
+    """Fills a caller's buffer in a private thread. Once `stop` has returned, nothing is written to the buffer any more."""
+
+    __slots__ = ("_lock", "_out", "_source", "_stopped")
+
+    def __init__(self, out: torch.Tensor, source: torch.Tensor) -> None:
+        self._out = out
+        self._source = source
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def __call__(self) -> None:
+        for start in range(0, self._out.numel(), _COPY_PIECE_BYTES):
+            with self._lock:
+                if self._stopped:
+                    return
+                self._out[start : start + _COPY_PIECE_BYTES].copy_(self._source[start : start + _COPY_PIECE_BYTES])
+
+    def stop(self) -> None:
+        """Wait for the piece that is being copied, and copy no more."""
+        with self._lock:
+            self._stopped = True

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from aiorlinf.link import delivery
+from aiorlinf.link import memory
 from tests.faults.conftest import Pair
 
 SIZE = 2 << 20
@@ -38,7 +38,7 @@ async def test_a_copy_that_was_not_begun_does_not_happen(stream_pair: Pair) -> N
 
 def test_nothing_is_written_after_stop() -> None:
     out, source = torch.zeros(64 << 20, dtype=torch.uint8), torch.ones(64 << 20, dtype=torch.uint8)
-    copy = delivery.Copy(out, source)
+    copy = memory.Copy(out, source)
     thread = threading.Thread(target=copy)
     thread.start()
     while not out[0]:
@@ -47,5 +47,5 @@ def test_nothing_is_written_after_stop() -> None:
     out.zero_()
     thread.join()
     assert not out.any()
-    delivery.Copy(out, source)()
+    memory.Copy(out, source)()
     assert bool(out.all())

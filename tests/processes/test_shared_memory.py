@@ -56,7 +56,7 @@ class Holder:
             "shared": self.is_shared(tensor),
             "aligned": tensor.data_ptr() % 64 == 0,
             "first": float(tensor.view(-1)[0]),
-            "same": bool((tensor == tensor.view(-1)[0]).all()),
+            "same": bool(torch.all(torch.eq(tensor, tensor.view(-1)[0]))),
         }
         ways: dict[str, Callable[[], Any]] = {
             "whole": lambda: tensor,
