@@ -9,7 +9,7 @@ import torch
 
 from aiorlinf.errors import AiorlinfError, UnsupportedObject
 from aiorlinf.link.incoming import Incoming, Receive
-from aiorlinf.link.memory import Copy, byte_tensor
+from aiorlinf.link.memory import Copy, byte_tensor, copy_bytes
 from aiorlinf.wire.inline import decode_inline
 from aiorlinf.wire.tree import rebuild
 
@@ -105,7 +105,7 @@ class Delivery:
                 copying = self._answerer.home.submit(copy)
                 copying.add_done_callback(lambda work: self._copied(receive, out, message, work))
                 return
-            byte_tensor(out).copy_(source)
+            copy_bytes(byte_tensor(out), source)
         self._tensor_over(receive, out, message)
 
     def _copied(self, receive: Receive, out: torch.Tensor, message: Incoming, work: Any) -> None:

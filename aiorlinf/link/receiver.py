@@ -20,7 +20,7 @@ from aiorlinf.errors import AiorlinfError, ClosedError, Mismatch, RemoteError, U
 from aiorlinf.link.delivery import Delivery, about, undecodable_fact
 from aiorlinf.link.incoming import Content, Incoming, Receive, Whole
 from aiorlinf.link.mailbox import Mailbox
-from aiorlinf.link.memory import byte_tensor, byte_view, fresh_bytes
+from aiorlinf.link.memory import byte_tensor, byte_view, copy_bytes, fresh_bytes
 from aiorlinf.link.shared import SharedIn
 from aiorlinf.link.sink import DiscardSink, Sink
 from aiorlinf.link.window import FRAME_COST, ReceiveWindow
@@ -490,7 +490,9 @@ class Receiver:
         elif message.is_tensor:
             if content.borrowed:
                 content.borrowed = False
-                content.tensors = [content.tensors[0].clone()]
+                fresh = fresh_bytes(content.total, self.pool)
+                copy_bytes(fresh, content.tensors[0])
+                content.tensors = [fresh]
             if content.relief:
                 self._unmatched_tensors.discard(message)
                 self.accept(message, Flag.RELIEVED)
