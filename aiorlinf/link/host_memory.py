@@ -19,6 +19,7 @@ from aiorlinf.backends.shm.descriptors import DescriptorListener, DescriptorRead
 from aiorlinf.backends.shm.segment import shm_problem
 from aiorlinf.config import SharedMemoryConfig
 from aiorlinf.errors import AiorlinfError, UsageError
+from aiorlinf.link.link import LinkState
 from aiorlinf.link.shared import SharedIn, SharedOut
 from aiorlinf.wire.dtypes import NAMES
 from aiorlinf.wire.leaves import LeafSpec, tensor_over
@@ -35,6 +36,7 @@ EARLY_SECONDS = 30.0
 """A peer that connects to pass descriptors has a link here by then, or never."""
 
 _EARLY_LIMIT = 256
+_WARN_SECONDS = 0.5
 
 
 class Made:
@@ -129,10 +131,12 @@ class HostMemory:
         chosen = link.backend, link.reason
 
         def changed(reason: str | None) -> None:
-            if reason is None:
-                link.backend, link.reason = chosen
-            else:
-                link.backend, link.reason = "stream", reason
+            link.backend, link.reason = chosen if reason is None else ("stream", reason)
+            if reason is not None:
+                self.home.loop.call_later(_WARN_SECONDS, warn, reason)
+
+        def warn(reason: str) -> None:
+            if link.state is LinkState.UP:  # otherwise it was the first that was seen of the peer's end
                 log.warning("%s sends to %s without shared memory for a while: %s", me.address, identity.address, reason)
 
         link.shared_out = SharedOut(self.arena, open_writer, changed)

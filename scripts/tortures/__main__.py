@@ -1,0 +1,56 @@
+"""``scripts/torture``: what is left after sudden death, and whether a steady stream stays steady."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from scripts.tortures.report import render_rounds, render_steady, steady_complaints
+from scripts.tortures.rounds import run_rounds
+from scripts.tortures.stage import Failed
+from scripts.tortures.steady import run_steady
+
+__all__ = ["main"]
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/torture", description=__doc__)
+    tortures = parser.add_subparsers(dest="torture", required=True)
+    shm = tortures.add_parser("shm", help="rounds in which one of two workers is killed in the middle of transfers in shared memory")
+    shm.add_argument("--rounds", type=positive, default=500, metavar="N")
+    shm.add_argument("--seed", type=int, default=1, metavar="N", help="of sizes, orders and moments; the machine's own mood stays")
+    steady = tortures.add_parser("steady", help="a stream of large messages: resident memory and page faults of both sides")
+    steady.add_argument("--messages", type=positive, default=1000, metavar="N")
+    steady.add_argument("--settle", type=positive, default=50, metavar="N", help="messages before the first look")
+    steady.add_argument("--mib", type=positive, default=16, metavar="N", help="size of a message")
+    steady.add_argument("--keep", type=positive, default=8, metavar="N", help="messages that the receiver keeps")
+    return parser.parse_args(arguments)
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print a table, and return 1 when something was wrong."""
+    asked = parse(arguments)
+    try:
+        if asked.torture == "shm":
+            outcome = run_rounds(asked.rounds, asked.seed, say=asked.rounds > 25)
+            print(render_rounds(outcome, asked.seed), end="")
+            return 1 if outcome.wrong else 0
+        size = asked.mib << 20
+        sides = run_steady(asked.messages, size, asked.keep, asked.settle)
+        print(render_steady(sides, asked.messages, size, asked.keep, asked.settle), end="")
+        return 1 if steady_complaints(sides) else 0
+    except Failed as failure:
+        print(f"scripts/torture: {failure}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

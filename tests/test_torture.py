@@ -1,0 +1,100 @@
+"""scripts/torture: short forms of the real thing, and what it makes of what it sees."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from scripts.tortures.__main__ import main
+from scripts.tortures.proc import Footprint
+from scripts.tortures.report import render_rounds, render_steady, steady_complaints
+from scripts.tortures.rounds import Outcome
+from scripts.tortures.steady import Side, side
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_S = 170
+
+
+def torture(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run it with this interpreter, as a user would."""
+    return subprocess.run(
+        [str(ROOT / "scripts" / "torture"), *arguments],
+        capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, "AIORLINF_PYTHON": sys.executable}, check=False,
+    )  # fmt: skip
+
+
+def rows(output: str) -> dict[str, list[str]]:
+    """First cell to the others."""
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in output.splitlines() if line.startswith("| ")]
+    return {first: rest for first, *rest in cells}
+
+
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_sudden_death_leaves_nothing() -> None:
+    ended = torture("shm", "--rounds", "10", "--seed", "7")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = rows(ended.stdout)
+    assert found["rounds"] == ["10 (seed 7)"]
+    assert found["killed"] == ["a:0 10 times"]
+    assert found["rounds that one survivor lived through"] == ["up to 10"]
+    assert found["left over or wrong"] == ["nothing"]
+
+
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_a_steady_stream_touches_no_fresh_memory() -> None:
+    ended = torture("steady", "--messages", "150", "--settle", "30")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.endswith("\nFlat.\n")
+    assert set(rows(ended.stdout)) >= {"sender", "receiver"}
+
+
+@pytest.mark.parametrize("arguments", [[], ["shm", "--rounds", "0"], ["steady", "--mib", "x"], ["other"]])
+def test_wrong_arguments_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: scripts/torture" in capsys.readouterr().err
+
+
+def test_what_went_wrong_is_shown() -> None:
+    outcome = Outcome(
+        rounds=3,
+        killed=Counter({"b:0": 1, "a:0": 2}),
+        counts=Counter({"sent": 1234, "received": 5}),
+        wrong=["round 1: b:0#1 (pid 5) has 2 memory files open"],
+        settle_s=[0.010, 0.500, 0.020],
+    )
+    text = render_rounds(outcome, 9)
+    found = rows(text)
+    assert found["killed"] == ["a:0 2 times, b:0 1 times"]
+    assert found["messages that survivors sent, received"] == ["1,234, 5"]
+    assert found["until the survivor had everything back"] == ["20 ms, at worst 500 ms"]
+    assert found["until the next life had exchanged messages"] == ["-"]
+    assert found["left over or wrong"] == ["1"]
+    assert text.endswith("\n\nround 1: b:0#1 (pid 5) has 2 memory files open\n")
+
+
+def test_growth_faults_and_descriptors_are_each_a_complaint() -> None:
+    mib = 1 << 20
+    good = Side("sender", 100 * mib, 100 * mib, 101 * mib, 0.5, 0)
+    assert steady_complaints([good]) == []
+    bad = Side("receiver", 100 * mib, 100 * mib, 200 * mib, 4096.0, 3)
+    assert steady_complaints([good, bad]) == [
+        "the receiver's memory varies by 100.0 MiB",
+        "the receiver has 4096.0 page faults per message",
+        "the receiver has 3 more descriptors",
+    ]
+    text = render_steady([good, bad], 1000, 16 * mib, 8, 50)
+    assert "1,000 messages of 16 MiB after 50 others; the receiver keeps the last 8." in text
+    assert rows(text)["sender"] == ["100.0 MiB", "100.0 to 101.0 MiB", "0.50", "0"]
+    assert "Flat." not in text
+
+
+def test_faults_are_counted_from_when_the_stream_had_settled() -> None:
+    looks = [Footprint(10, 0, 0, 100, 50, 5, 1000), Footprint(10, 0, 0, 90, 50, 5, 1200), Footprint(12, 0, 0, 100, 60, 5, 1300)]
+    assert side("sender", looks, 100) == Side("sender", 150, 140, 160, 3.0, 2)
