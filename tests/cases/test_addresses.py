@@ -15,7 +15,7 @@ import pytest_asyncio
 import torch
 
 from aiorlinf import LinkStats, Worker, init, load_config, wait_all
-from aiorlinf.errors import AiorlinfError, AuthenticationError, ConfigError, RendezvousError
+from aiorlinf.errors import AiorlinfError, AuthenticationError, ConfigError, PeerLost, RendezvousError
 from aiorlinf.manager.service import ManagerService
 from tests import peers
 from tests.namespaces import Host, two_hosts
@@ -398,6 +398,41 @@ async def test_everybody_connects_at_the_same_moment(hosts_differ: bool, monkeyp
             for other in others:
                 assert "refused" not in other.said_on_stderr()
                 assert "Traceback" not in other.said_on_stderr()
+
+
+async def one_life(comm: Worker) -> None:
+    """Answers until it is killed, each time with which life this is."""
+    while True:
+        await comm.send([await comm.recv("a:0"), comm.incarnation], "a:0")
+
+
+@pytest.mark.parametrize("backend", ["stream", "shm", "gloo"])
+@pytest.mark.asyncio
+async def test_an_address_that_lives_again(backend: Any) -> None:
+    """Killed and started anew, three times: nothing of an earlier life's rendezvous is in the way of the next one."""
+    async with init("a:0", backend=backend) as a:
+        for life in (1, 2, 3):
+            async with peers.worker(a, "b:0", one_life, backend=backend) as peer:
+                await joined(a, "b:0", life)
+                for number in range(2):
+                    sending = a.send(torch.full((100_000,), float(number)), "b:0")
+                    got, incarnation = await a.recv("b:0", timeout=20)
+                    assert (got == number).all()
+                    assert incarnation == life
+                    await sending
+                pending = a.recv("b:0")
+                await asyncio.sleep(0)
+                peer.kill()
+                with pytest.raises(PeerLost, match=f"b:0#{life}"):
+                    await pending.async_wait(20)
+
+
+async def joined(comm: Worker, address: str, life: int) -> None:
+    """Until the manager knows this life of a worker: before that, the earlier one is what a call meets."""
+    client = comm._manager
+    assert client is not None
+    while not any(record.address == address and record.incarnation == life for record in await client.workers()):
+        await asyncio.sleep(0.01)
 
 
 def test_one_group_however_many_ask_for_it_at_once() -> None:

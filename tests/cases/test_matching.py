@@ -332,7 +332,7 @@ async def test_a_forgotten_send_arrives(pair: Pair) -> None:
         for number in range(5):
             pair.ab.send([number, torch.full((size,), float(number))])
         pair.ab.send_tensor(torch.ones(size), tag=1)
-    gc.collect()
+    gc.collect(1)  # what is only weakly held by the loop is young; a full collection takes long
     for size in sizes:
         for number in range(5):
             got = await pair.ba.recv(timeout=20)
