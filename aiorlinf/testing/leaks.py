@@ -23,8 +23,8 @@ shm          names in ``/dev/shm``, unless a process that is not ours has them o
 ===========  ==========================================================================================================
 
 What belongs to the process as a whole and is made once does not count: multiprocessing's resource tracker and fork
-server, and libuv's signal pipe. Things may take a moment to go, so a difference counts only when it is still there
-after a grace period, and after a garbage collection.
+server, and libuv's signal pipe. Things may take a moment to go, so one counts only when it is there at the end of the
+block, after a garbage collection, and all through a grace period.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import gc
 import re
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
@@ -51,7 +51,7 @@ KINDS: Final = ("tasks", "threads", "descriptors", "children", "shm")
 DEFAULT_GRACE: Final = 2.0
 """Seconds that things are given to go away by themselves."""
 
-_POLL_INTERVAL = 0.01
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.1
 _OF_DEFAULT_EXECUTOR = re.compile(r"asyncio_\d+")  # how asyncio names the threads of a loop's default executor
 
 
@@ -63,11 +63,13 @@ class Leak:
         kind: one of `KINDS`.
         what: one line that says what it is and, where that can be found out, what it is doing or points to.
         pid: the process id of a child; None for the other kinds.
+        thing: tells it from all others of its kind, however what it is doing changes.
     """
 
     kind: str
     what: str
     pid: int | None = None
+    thing: Hashable = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.what}"
@@ -109,15 +111,17 @@ class Snapshot:
         """What is here but was not in ``before``, in the order of `KINDS`; kinds that are not named are left out."""
         leaks: list[Leak] = []
         if "tasks" in kinds:
-            leaks += [Leak("tasks", repr(task)) for task in self.tasks - before.tasks if not task.done()]
+            leaks += [Leak("tasks", repr(task), thing=task) for task in self.tasks - before.tasks if not task.done()]
         if "threads" in kinds:
-            leaks += [Leak("threads", _describe_thread(thread)) for thread in self.threads - before.threads if thread.is_alive()]
+            threads = [thread for thread in self.threads - before.threads if thread.is_alive()]
+            leaks += [Leak("threads", _describe_thread(thread), thing=thread) for thread in threads]
         if "descriptors" in kinds:
-            leaks += [Leak("descriptors", text) for text in procfs.new_descriptors(before.descriptors, self.descriptors)]
+            new = procfs.new_descriptors(before.descriptors, self.descriptors)
+            leaks += [Leak("descriptors", text, thing=(number, self.descriptors[number])) for number, text in new.items()]
         if "children" in kinds:
-            leaks += [Leak("children", procfs.describe_child(child), child.pid) for child in self.children - before.children]
+            leaks += [Leak("children", procfs.describe_child(child), child.pid, child) for child in self.children - before.children]
         if "shm" in kinds:
-            leaks += [Leak("shm", procfs.describe_shm(name)) for name in procfs.ours_in_shm(self.shm - before.shm)]
+            leaks += [Leak("shm", procfs.describe_shm(name), thing=name) for name in procfs.ours_in_shm(self.shm - before.shm)]
         return leaks
 
     def same_as(self, before: Snapshot, kinds: Collection[str] = KINDS) -> bool:
@@ -156,9 +160,10 @@ class check_leaks:
         self._loops: tuple[asyncio.AbstractEventLoop, ...] = ()
         self._this_task: asyncio.Task[object] | None = None
         self._before: Snapshot | None = None
+        self._suspects: set[tuple[str, Hashable]] | None = None
 
     def __enter__(self) -> Self:
-        self._before = Snapshot.take()
+        self._before, self._suspects = Snapshot.take(), None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -170,7 +175,7 @@ class check_leaks:
 
     async def __aenter__(self) -> Self:
         self._loops = (asyncio.get_running_loop(),)
-        self._before = Snapshot.take(self._loops)
+        self._before, self._suspects = Snapshot.take(self._loops), None
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -185,26 +190,26 @@ class check_leaks:
     def _pauses(self) -> Iterable[float]:
         """The pauses to make, in seconds, for as long as something is there; ends when all is clean or the grace is over."""
         end = time.monotonic() + self.grace
-        collected = False
-        while not self._is_clean():
-            if not collected:
-                gc.collect()
-                collected = True
-            elif time.monotonic() < end:
-                yield _POLL_INTERVAL
-            else:
-                return
+        pause = _FIRST_PAUSE
+        if self._look():
+            gc.collect()
+        while self._look() and time.monotonic() < end:
+            yield pause
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _now(self) -> Snapshot:
+    def _look(self) -> list[Leak]:
+        """What has been there at every look since the end of the block. What came later was not left by it, be it another's file."""
+        before = self._entered()
         now = Snapshot.take(self._loops)
-        return dataclasses.replace(now, tasks=now.tasks - {self._this_task})
-
-    def _is_clean(self) -> bool:
-        now = self._now()
-        return now.same_as(self._entered(), self._kinds) or not now.leaks_since(self._entered(), self._kinds)
+        now = dataclasses.replace(now, tasks=now.tasks - {self._this_task})
+        seen = [] if now.same_as(before, self._kinds) else now.leaks_since(before, self._kinds)
+        if self._suspects is not None:
+            seen = [leak for leak in seen if (leak.kind, leak.thing) in self._suspects]
+        self._suspects = {(leak.kind, leak.thing) for leak in seen}
+        return seen
 
     def _raise_what_is_left(self) -> None:
-        leaks = self._now().leaks_since(self._entered(), self._kinds)
+        leaks = self._look()
         if leaks:
             raise LeakError(leaks, self.grace)
 

@@ -57,17 +57,17 @@ def open_descriptors() -> dict[int, str]:
     return found
 
 
-def new_descriptors(before: dict[int, str], after: dict[int, str]) -> list[str]:
-    """One line for each descriptor that came. By target, not by number: a number is used again when it is free."""
+def new_descriptors(before: dict[int, str], after: dict[int, str]) -> dict[int, str]:
+    """Each descriptor that came, with a line about it. By target, not by number: a number is used again when it is free."""
     missing = Counter(after.values()) - Counter(before.values())
-    lines = []
+    new = {}
     # Those whose number is new are the likelier ones where several point to the same thing.
     for number in sorted(after, key=lambda number: (before.get(number) == after[number], number)):
         target = after[number]
         if missing[target] > 0:
             missing[target] -= 1
-            lines.append(f"{number} -> {_describe_target(target)}")
-    return lines
+            new[number] = f"{number} -> {_describe_target(target)}"
+    return new
 
 
 def child_processes() -> frozenset[Child]:

@@ -83,6 +83,27 @@ def test_things_may_take_a_moment_and_no_longer_than_they_take() -> None:
     assert time.monotonic() - begin < 20
 
 
+def test_what_comes_and_goes_after_the_block_is_not_left_by_it() -> None:
+    # As the files of other programs in /dev/shm do: there is always one, and never the same one.
+    stop = threading.Event()
+
+    def come_and_go() -> None:
+        file, other = os.pipe()
+        while not stop.wait(0.005):
+            files = os.pipe()
+            os.close(file)
+            os.close(other)
+            file, other = files
+        os.close(file)
+        os.close(other)
+
+    thread = threading.Thread(target=come_and_go)
+    with check_leaks(grace=1, ignore=["threads"]):
+        thread.start()
+    stop.set()
+    thread.join()
+
+
 class _Cycle:
     def __init__(self) -> None:
         self.me = self
