@@ -43,26 +43,28 @@ class Delivery:
         self._answerer = answerer
 
     def deliver(self, receive: Receive, message: Incoming) -> None:
-        """End the receive's work with what the message holds."""
-        if message.error is not None:
-            receive.fail(about(message.error, receive))
+        """End the receive's work with what the message holds; the message, which an inbox may remember for a while, lets go of it."""
+        failure, value = message.error, message.value
+        message.error = message.value = None
+        if failure is not None:
+            receive.fail(about(failure, receive))
         elif receive.tensor_out is not None:
             self._deliver_tensor(receive, receive.tensor_out, message)
-        elif message.value is not None:
-            self._finish(receive, message.value[0])
+        elif value is not None:
+            self._finish(receive, value[0])
         elif self._is_heavy(message):
             receive.message = message  # a cancel meanwhile gives it back
             rebuilding = self._answerer.home.submit(_outcome, self._rebuild, message)
             rebuilding.add_done_callback(lambda work: self._rebuilt(receive, message, work))
         else:
             try:
-                value = self._rebuild(message)
+                rebuilt = self._rebuild(message)
             except BaseException as error:  # whatever unpickled code raises, sys.exit() too, concerns this message only
                 self._fail(receive, message, error)
                 if isinstance(error, KeyboardInterrupt):
                     raise
             else:
-                self._hand_over(receive, message, value)
+                self._hand_over(receive, message, rebuilt)
 
     def _is_heavy(self, message: Incoming) -> bool:
         content = message.content

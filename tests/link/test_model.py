@@ -191,6 +191,13 @@ RUNS: dict[str, tuple[list[Step], bool]] = {
         ],
         False,
     ),
+    "an inbox does not hold on to what others received": (
+        [
+            *[("up", 0), ("up", 1), ("send", 0, 0, ONE), ("send", 0, 0, TENSOR), ("turn",), ("write", 1, 0), ("flow", 2)],
+            *[("recv", 1, 0, "inbox", False), ("recv", 1, 0, "right", True), ("turn",), ("flow", 3)],
+        ],
+        False,
+    ),
     "receives whose messages were withdrawn wait in their old order": (
         [
             *[("up", 0), ("up", 1), ("send", 0, 0, BIG), ("send", 0, 0, BIG), ("turn",)],
