@@ -118,7 +118,7 @@ def play_to_the_end(model: Model, steps: list[Step]) -> None:
     assert [ref() for ref in received if ref() is not None] == []
 
 
-@settings(max_examples=examples(250), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     steps=st.lists(calls | world, min_size=20, max_size=60),
     start_up=st.booleans(),
