@@ -545,8 +545,9 @@ async def without_descriptors(comm: Worker) -> str:
 @pytest.mark.asyncio
 async def test_no_descriptors_left_is_not_the_peers_fault() -> None:
     """A lack of our own resources is told as such, and is over when they are there again."""
-    async with init("a:0") as a, peers.worker(a, "b:0", without_descriptors) as peer:
-        assert await a.recv("b:0", timeout=20) == 2
+    # Its inbox: a recv would connect to b by itself, before b has no descriptors left.
+    async with init("a:0") as a, a.inbox() as inbox, peers.worker(a, "b:0", without_descriptors) as peer:
+        assert await inbox.recv(timeout=20) == ("b:0", 2)
         said = await peer.result()
     assert said.startswith("LinkError")
     assert "this process has no file descriptors left" in said
