@@ -106,6 +106,9 @@ class CollectiveGroup:
         """Receive the next object sent with `send` under this tag.
 
         Containers, dataclasses, parameters and flags come back as what they were; everything is writable and owned by the caller.
+        Large payloads from a worker of the same host lie in memory that it shares with us, and that is not used again before the last
+        view of it is gone. Of one message that is all or nothing: a small tensor that is kept for long keeps all of its message's memory
+        (`shared_bytes_held` in `stats`); `clone()` it to keep it alone. A fork of this process sees the same memory, not a copy of it.
 
         Args:
             src: rank or address of the sender; may be left out in a group of two.

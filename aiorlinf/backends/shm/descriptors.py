@@ -157,7 +157,8 @@ class DescriptorReader:
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         self._loop = loop
         self._sock: socket.socket | None = sock
-        self._started = False
+        self._take: Callable[[int, int, int | None], None] | None = None
+        self._ended: Callable[[], None] | None = None
 
     def start(self, take: Callable[[int, int, int | None], None], ended: Callable[[], None]) -> None:
         """Begin. `take` owns the descriptor that it is given; None: it was lost, because the limit of open files is reached.
@@ -166,7 +167,6 @@ class DescriptorReader:
         """
         assert self._sock is not None
         self._take, self._ended = take, ended
-        self._started = True
         self._loop.add_reader(self._sock.fileno(), self._readable)
 
     def _readable(self) -> None:
@@ -181,9 +181,12 @@ class DescriptorReader:
             if len(data) != _HEAD.size or len(fds) > 1:
                 for fd in fds:
                     os.close(fd)
+                ended = self._ended
                 self.close()
-                self._ended()
+                if ended is not None:
+                    ended()
                 return
+            assert self._take is not None
             number, size = _HEAD.unpack(data)
             self._take(number, size, fds[0] if fds else None)
 
@@ -191,9 +194,10 @@ class DescriptorReader:
         """Stop. May be called again."""
         sock, self._sock = self._sock, None
         if sock is not None:
-            if self._started:
+            if self._take is not None:
                 self._loop.remove_reader(sock.fileno())
             sock.close()
+        self._take = self._ended = None
 
 
 def _descriptors(control: list[tuple[int, int, bytes]]) -> array.array[int]:

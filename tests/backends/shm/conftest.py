@@ -1,16 +1,18 @@
-"""Coroutine tests here run on asyncio's own loop and on uvloop."""
+"""Coroutine tests here run on asyncio's own loop and on uvloop. Each begins without the garbage of those before it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+import gc
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
+import pytest
 import pytest_asyncio
 import uvloop
 
 from aiorlinf.work.home import LoopHome
 
-__all__ = ["home", "pytest_asyncio_loop_factories"]
+__all__ = ["few_objects_to_collect", "home", "no_garbage", "pytest_asyncio_loop_factories"]
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
 
@@ -18,6 +20,21 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The loops that each coroutine test is run on."""
     return LOOPS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_objects_to_collect() -> Iterator[None]:
+    """What the imports have made takes no part in the garbage collections of the tests."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def no_garbage() -> None:
+    """Tests look at the mappings of the whole process."""
+    gc.collect()
 
 
 @pytest_asyncio.fixture
