@@ -117,10 +117,14 @@ class Arena:
         """One that was never given before."""
         return next(self._numbers)
 
-    def take(self, size: int) -> Region | None:
-        """A region from memory that is there, None if there is none free."""
+    def take(self, size: int, *, anywhere: bool = False) -> Region | None:
+        """A region from memory that is there, None if there is none free.
+
+        A segment that was made for one large request is left to others of that kind, unless `anywhere`: a small tensor that somebody
+        keeps for long would make it useless for them.
+        """
         for number, regions in self._regions.items():
-            if number in self._retired:
+            if number in self._retired or (size <= self.segment_bytes < regions.size and not anywhere):
                 continue
             offset = regions.take(size)
             if offset is not None:
@@ -132,14 +136,17 @@ class Arena:
     def grow(self, size: int, then: Callable[[Region | None], None]) -> bool:
         """Make a segment for a region of `size` bytes, then call back with it, or with None if the system has no memory.
 
-        False: over the bound, `then` is not called.
+        False: over the bound, and there is no room anywhere; `then` is not called.
         """
         if any(growth.join(size, then) for growth in self._growing):
             self._misses += 1
             return True
         need = self._room_for(size)
         if not need:
-            return False
+            region = self.take(size, anywhere=True)
+            if region is not None:
+                then(region)
+            return self._served(region)
         growth = _Growth(need)
         growth.join(size, then)
         self._growing.append(growth)
@@ -151,7 +158,9 @@ class Arena:
         """As `grow`, for callers who cannot wait: the pages come with the first touch."""
         need = self._room_for(size)
         if not need:
-            return None
+            region = self.take(size, anywhere=True)
+            self._served(region)
+            return region
         growth = _Growth(need)
         regions: list[Region | None] = []
         growth.join(size, regions.append)
@@ -163,11 +172,15 @@ class Arena:
             self._add(growth, segment)
         return regions[0]
 
+    def _served(self, region: Region | None) -> bool:
+        if region is None:
+            self._refused += 1
+        return region is not None
+
     def _room_for(self, size: int) -> int:
         """Size of a new segment for such a region, counted from now on; 0 if that is over the bound."""
         need = max(self.segment_bytes, align(size, PAGE))
         if self._closed or not self._evict(self.bytes + need - self.max_bytes):
-            self._refused += 1
             return 0
         self.bytes += need
         self._misses += 1

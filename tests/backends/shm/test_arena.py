@@ -98,6 +98,33 @@ async def test_what_is_larger_than_a_segment_gets_one_of_its_own_size(home: Loop
 
 
 @pytest.mark.asyncio
+async def test_small_regions_leave_large_segments_alone_while_there_is_room_elsewhere(home: LoopHome) -> None:
+    arena = Arena(home, 5 * SEGMENT, SEGMENT)
+    large = await grown(arena, 3 * SEGMENT)
+    assert large is not None
+    number = large.segment.number
+    arena.release(large)
+    small = [arena.take(SEGMENT) or await grown(arena, SEGMENT) for _ in range(2)]
+    assert all(region is not None and region.segment.number != number for region in small)
+    large = arena.take(3 * SEGMENT)
+    assert large is not None
+    assert large.segment.number == number
+    arena.release(large)
+
+    held = arena.take(2 * SEGMENT)
+    assert held is not None
+    assert held.segment.number == number
+    last = await grown(arena, PAGE)  # at the bound, and that segment cannot be dropped: better there than nowhere
+    assert last is not None
+    assert last.segment.number == number
+    also = arena.make_now(PAGE)
+    assert also is not None
+    assert also.segment.number == number
+    assert arena.stats().refused == 0
+    arena.close()
+
+
+@pytest.mark.asyncio
 async def test_over_the_bound_it_refuses_and_drops_nothing_in_vain(home: LoopHome) -> None:
     dropped: list[int] = []
     arena = Arena(home, 4 * SEGMENT, SEGMENT)
