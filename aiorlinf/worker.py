@@ -257,7 +257,16 @@ class Worker:
     # ---- ways to use it
 
     def __await__(self) -> Generator[Any, None, Worker]:
-        yield from self._started.__await__()
+        """Wait until it has joined.
+
+        Cancelling before that closes it: who waits for `init(...)` has no other handle on it.
+        """
+        try:
+            yield from self._started.__await__()
+        except asyncio.CancelledError:
+            if self._self is None:
+                self._close()
+            raise
         return self
 
     async def __aenter__(self) -> Worker:

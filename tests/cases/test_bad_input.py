@@ -166,6 +166,39 @@ async def test_no_manager_there() -> None:
             pytest.fail("it has joined")
 
 
+def test_no_manager_there_for_synchronous_code() -> None:
+    """The thread that it would have lived in is gone, too."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    for _ in range(2):
+        with pytest.raises(RendezvousError, match=f"127.0.0.1:{port}"):
+            init("a:0", manager=f"127.0.0.1:{port}", token="secret", config={"cluster": {"network": {"rendezvous_timeout_s": 0.2}}})
+
+
+@pytest.mark.asyncio
+async def test_joining_that_is_given_up(complaints: list[str]) -> None:
+    """The caller's own limit, on a manager that accepts connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1), init("a:0", manager=where, token="secret"):
+                    pytest.fail("it has joined")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await init("a:0", manager=where, token="secret")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await init("a:0", manager=where, token="secret", loop="thread")
+            comm = init("a:0", manager=where, token="secret")
+            pending = comm.recv("b:0")
+            await asyncio.sleep(0.05)
+            await comm.close()
+            with pytest.raises(ClosedError):
+                await pending
+    assert complaints == []
+
+
 # ---- limits
 
 
