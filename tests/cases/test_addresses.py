@@ -33,9 +33,10 @@ def hosts() -> Iterator[tuple[Host, Host]]:
         yield pair
 
 
-def run_manager(pipe: peers.Pipe, host: str, port: int, network: Mapping[str, Any]) -> None:
+def run_manager(pipe: peers.Pipe, host: str, port: int, collective: Mapping[str, Any], network: Mapping[str, Any]) -> None:
     async def main() -> None:
-        manager = ManagerService(config=load_config({"cluster": {"network": dict(network)}}), token=TOKEN.encode())
+        config = load_config({"cluster": {"collective": dict(collective), "network": dict(network)}})
+        manager = ManagerService(config=config, token=TOKEN.encode())
         await manager.start(host, port)
         pipe.say(manager.address)
         await asyncio.sleep(60)
@@ -44,9 +45,17 @@ def run_manager(pipe: peers.Pipe, host: str, port: int, network: Mapping[str, An
 
 
 @contextlib.contextmanager
-def manager_on(host: Host, *, at: str | None = None, port: int = 0, hosts: str = "", **network: Any) -> Iterator[str]:
-    """A job's manager on this host; its address."""
-    with peers.process(run_manager, at or host.address, port, network, prepare=host.enter(hosts)) as peer:
+def manager_on(
+    host: Host,
+    *,
+    at: str | None = None,
+    port: int = 0,
+    hosts: str = "",
+    collective: Mapping[str, Any] | None = None,
+    **network: Any,
+) -> Iterator[str]:
+    """A job's manager on this host; its address. The rest is the job's configuration."""
+    with peers.process(run_manager, at or host.address, port, collective or {}, network, prepare=host.enter(hosts)) as peer:
         yield peer.wait_hear()
 
 
@@ -164,7 +173,7 @@ def test_only_a_range_of_ports_is_open(hosts: tuple[Host, Host]) -> None:
 
 
 def talk_then_ask(pipe: peers.Pipe, other: str) -> Any:
-    """A small message both ways; then, when the test says so, a large one."""
+    """A small message both ways; then, when the test says so, a large one. What became of that, and how it went."""
 
     async def main() -> Any:
         async with init() as comm:
@@ -172,23 +181,25 @@ def talk_then_ask(pipe: peers.Pipe, other: str) -> Any:
             assert await comm.recv(other, timeout=20) == "small"
             pipe.say(comm.stats().links[0].address)
             await asyncio.to_thread(pipe.hear)
-            sending = comm.send(torch.ones(100_000), other)
-            assert (await comm.recv(other, timeout=20)).sum() == 100_000
-            await sending
+            sending, receiving = comm.send(torch.ones(100_000), other), comm.recv(other, timeout=20)
+            outcomes: list[Any] = list(await asyncio.gather(sending, receiving, return_exceptions=True))
             (stats,) = comm.stats().links
             await comm.send("done", other)
-            await comm.recv(other, timeout=20)
-            return described(stats)
+            assert await comm.recv(other, timeout=20) == "done"
+            said = [f"{type(outcome).__name__}: {outcome}" for outcome in outcomes if isinstance(outcome, AiorlinfError)]
+            return said or int(outcomes[1].sum()), described(stats)
 
     return asyncio.run(main())
 
 
-def test_gloo_cannot_connect(hosts: tuple[Host, Host]) -> None:
-    """The link is there, but the ports that Gloo chose are closed: the message arrives over the link."""
+@pytest.mark.parametrize("required", [False, True])
+def test_gloo_cannot_connect(hosts: tuple[Host, Host], required: bool) -> None:
+    """The link is there, but the ports that Gloo chose are closed: the message arrives over the link, unless that is not wanted."""
     a, b = hosts
     env = {"AIORLINF_TOKEN": TOKEN}
+    collective: dict[str, Any] = {"backend": "gloo", "fallback": False} if required else {}
     with contextlib.ExitStack() as stack:
-        env["AIORLINF_MANAGER"] = manager = stack.enter_context(manager_on(a, connect_timeout_s=0.5))
+        env["AIORLINF_MANAGER"] = manager = stack.enter_context(manager_on(a, collective=collective, connect_timeout_s=0.5))
         workers = [
             stack.enter_context(peers.process(talk_then_ask, other, env={**env, "AIORLINF_ADDRESS": address}, prepare=host.enter()))
             for host, address, other in ((a, "a:0", "b:0"), (b, "b:0", "a:0"))
@@ -202,8 +213,15 @@ def test_gloo_cannot_connect(hosts: tuple[Host, Host]) -> None:
         for worker in workers:
             worker.say("go on")
         for worker in workers:
-            stats = worker.wait_result()
+            outcome, stats = worker.wait_result()
             assert stats["around"] == 0
+            if required:
+                sending, receiving = outcome
+                assert sending.startswith("BackendUnavailable: send: the pair cannot be made: gloo: ")
+                assert receiving.startswith("RemoteError: recv: the sender failed")
+                assert "cannot be made" in receiving
+                continue
+            assert outcome == 100_000
             # It is told once, with the reason, and can be seen.
             assert stats["backend"] == "stream"
             assert stats["reason"].startswith("gloo was chosen, but the pair cannot be made")
