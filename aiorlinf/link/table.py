@@ -6,6 +6,7 @@ import asyncio
 import functools
 import itertools
 import logging
+import os
 import random
 import socket
 import time
@@ -232,7 +233,7 @@ class LinkTable:
                 local = local_failure(error)
                 if local is not None:
                     raise LinkError(f"{peer} cannot be reached: {local}", local=self.address, remote=peer, address=where) from error
-                tried[where] = error.strerror or str(error)
+                tried[where] = os.strerror(error.errno) if error.errno else str(error)
             left = end - time.monotonic()
             if left <= 0:
                 reasons = "; ".join(f"{address}: {reason}" for address, reason in tried.items())

@@ -278,6 +278,7 @@ class Side:
 
     def _link_ended(self, link: Link) -> None:
         self.table.by_address.clear()
+        self.table.left_behind[self.other] = [link]
         self._ended(link)
 
     def inbox(self, tag: int) -> Inbox:
