@@ -9,8 +9,11 @@ Gloo's own sockets are not authenticated: whoever can reach the port while a pai
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +23,12 @@ from torch.distributed.distributed_c10d import BroadcastOptions, ProcessGroupGlo
 __all__ = ["GlooPair", "gloo_available"]
 
 _FOREVER = datetime.timedelta(days=365)
+
+_EXIT_WAIT_S = 2.0
+"""Seconds that the end of the process waits for groups that are being destroyed."""
+
+_pairs: weakref.WeakSet[GlooPair] = weakref.WeakSet()
+_retiring: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def gloo_available() -> str | None:
@@ -59,6 +68,7 @@ class GlooPair:
         self._options.rootTensor = 0
         # Liveness is the link's business: a transfer waits as long as the peer lives.
         self._options.timeout = _FOREVER
+        _pairs.add(self)
 
     def transfer(self, leaves: list[torch.Tensor], then: Callable[[BaseException | None], None]) -> None:
         """Send or receive these contiguous one-dimensional uint8 tensors, in order; `then` is called once, on a thread of Gloo."""
@@ -104,7 +114,21 @@ class GlooPair:
             return
         thread = threading.Thread(target=_destroy, args=([group], self._store), name="aiorlinf-retire", daemon=True)
         del group
+        _retiring.add(thread)
         thread.start()
+
+
+@atexit.register
+def _retire_all() -> None:
+    """A thread that comes back from C++ into an interpreter that is being finalized takes the process down with SIGABRT.
+
+    So Gloo's threads, which call back into Python, end before that; destroying a group takes milliseconds.
+    """
+    for pair in list(_pairs):
+        pair.retire()
+    end = time.monotonic() + _EXIT_WAIT_S
+    for thread in list(_retiring):
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 def _destroy(holder: list[Any], store: Store) -> None:

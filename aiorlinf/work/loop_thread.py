@@ -17,6 +17,7 @@ from aiorlinf.work.home import LoopHome
 __all__ = ["LoopThread"]
 
 _EXIT_SECONDS = 5.0
+_HALT_SECONDS = 1.0
 
 
 class LoopThread:
@@ -73,6 +74,27 @@ class LoopThread:
                 return
             self.join()
 
+    def halt(self) -> None:
+        """At the end of the program: keep the thread from running any further.
+
+        One that comes back from C++ (torch's) into an interpreter that is being finalized takes the process down with SIGABRT.
+        """
+        if not self._thread.is_alive():  # ended, or of the process that this one was forked from
+            return
+        halted = threading.Event()
+        never = threading.Lock()
+        never.acquire()
+
+        def stand_still() -> None:
+            halted.set()
+            never.acquire()
+
+        try:
+            self.loop.call_soon_threadsafe(stand_still)
+        except RuntimeError:  # it has just ended
+            return
+        halted.wait(_HALT_SECONDS)
+
 
 _threads: weakref.WeakSet[LoopThread] = weakref.WeakSet()
 
@@ -80,3 +102,5 @@ _threads: weakref.WeakSet[LoopThread] = weakref.WeakSet()
 def _finish_all() -> None:
     for thread in list(_threads):
         thread.finish_closing()
+    for thread in list(_threads):
+        thread.halt()

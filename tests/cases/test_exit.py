@@ -1,0 +1,95 @@
+"""The end of a program: with code 0 and without a word, whether it has closed its workers or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cases.scripts import run_script
+
+__all__: list[str] = []
+
+
+def _ends_well(folder: Path, source: str) -> None:
+    done = run_script(folder, source, debug=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_at_once_after_closing(tmp_path: Path) -> None:
+    """Gloo's groups are still being destroyed then."""
+    _ends_well(
+        tmp_path,
+        """
+        import torch
+        import aiorlinf
+
+        with aiorlinf.init("a:0", backend="gloo") as a:
+            with aiorlinf.init("b:0", manager=a.manager_address, token=a.token, backend="gloo") as b:
+                sent = a.send(torch.ones(1 << 20), "b:0")
+                b.recv("a:0").wait(20)
+                sent.wait(20)
+                assert a.stats().links[0].backend == "gloo"
+        """,
+    )
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_without_closing(tmp_path: Path, backend: str) -> None:
+    _ends_well(
+        tmp_path,
+        f"""
+        import torch
+        import aiorlinf
+
+        a = aiorlinf.init("a:0", backend={backend!r})
+        b = aiorlinf.init("b:0", manager=a.manager_address, token=a.token, backend={backend!r})
+        sent = a.send(torch.ones(1 << 20), "b:0")
+        b.recv("a:0").wait(20)
+        sent.wait(20)
+        receiving = a.recv("b:0")
+        """,
+    )
+
+
+def test_without_closing_in_a_coroutine(tmp_path: Path) -> None:
+    _ends_well(
+        tmp_path,
+        """
+        import asyncio
+        import torch
+        import aiorlinf
+
+        async def main():
+            a = await aiorlinf.init("a:0", backend="gloo")
+            b = await aiorlinf.init("b:0", manager=a.manager_address, token=a.token, backend="gloo")
+            sent = a.send(torch.ones(1 << 20), "b:0")
+            await b.recv("a:0")
+            await sent
+
+        asyncio.run(main())
+        """,
+    )
+
+
+def test_while_the_workers_thread_is_busy_in_torch(tmp_path: Path) -> None:
+    """A thread that came back from C++ into an interpreter that is being finalized would take the process down."""
+    _ends_well(
+        tmp_path,
+        """
+        import torch
+        import aiorlinf
+
+        comm = aiorlinf.init("a:0")
+        heap = []
+
+        def churn():
+            for _ in range(100):
+                heap[:] = [torch.ones(10) for _ in range(10)]
+            comm.home.loop.call_soon(churn)
+
+        comm.home.loop.call_soon_threadsafe(churn)
+        # Much to collect gives the thread time.
+        garbage = [[] for _ in range(1_000_000)]
+        """,
+    )
