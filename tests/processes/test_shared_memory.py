@@ -663,6 +663,36 @@ async def test_a_peer_in_another_network_namespace_sends_over_the_stream() -> No
         assert (await b.give(torch.ones(1 << 18), "receive"))["shared"]
 
 
+def _with_a_small_dev_shm() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    clone_newns, private, recursive = 0x00020000, 1 << 18, 1 << 14
+    if libc.unshare(clone_newns) or libc.mount(None, b"/", None, private | recursive, None):
+        return
+    libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=16m")
+
+
+def _send_64_mib(pipe: Pipe) -> int:
+    async def main() -> None:
+        async with init() as comm:
+            await comm.send(torch.ones(64 * MIB, dtype=torch.uint8), "a:0")
+
+    asyncio.run(main())
+    room = os.statvfs("/dev/shm")
+    return room.f_blocks * room.f_frsize
+
+
+@pytest.mark.asyncio
+@pytest.mark.skipif(os.getuid() != 0, reason="to mount something takes root")
+async def test_a_small_dev_shm_is_no_limit() -> None:
+    async with init("a:0") as a:
+        with process(_send_64_mib, env=a.env("b:0"), prepare=_with_a_small_dev_shm) as peer:
+            got = await a.recv("b:0", timeout=20)
+            assert memory_file_at(got.data_ptr(), got.nbytes)
+            assert int(got[::4096].sum()) == 64 * 256
+            if await peer.result() != 16 * MIB:
+                pytest.skip("this process may not mount anything")
+
+
 # ---- ends
 
 
