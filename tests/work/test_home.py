@@ -180,7 +180,13 @@ async def test_a_full_default_executor_does_not_matter(home: LoopHome) -> None:
 @pytest.mark.asyncio
 async def test_close_ends_everything_and_is_idempotent(home: LoopHome) -> None:
     gate = threading.Event()
-    running = [home.submit(gate.wait, 10) for _ in range(2)]
+    begun = threading.Semaphore(0)
+
+    def occupy() -> bool:
+        begun.release()
+        return gate.wait(10)
+
+    running = [home.submit(occupy) for _ in range(2)]
     queued = [home.submit(int) for _ in range(3)]
     ended: list[str] = []
 
@@ -191,7 +197,9 @@ async def test_close_ends_everything_and_is_idempotent(home: LoopHome) -> None:
             ended.append("task")
 
     home.spawn(forever(), "forever")
-    await asyncio.sleep(0.001)
+    for _ in running:
+        while not begun.acquire(blocking=False):
+            await asyncio.sleep(0.001)
     threading.Timer(0.005, gate.set).start()
     await home.close()
     assert ended == ["task"]
