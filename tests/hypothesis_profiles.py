@@ -1,6 +1,6 @@
-"""How much hypothesis tries.
+"""How often a test that looks for rare things tries.
 
-AIORLINF_TRIES multiplies the examples of the tests that ask here (`examples`); with CI set the same examples are tried each time.
+AIORLINF_TRIES multiplies it in the tests that ask here (`examples`); with CI set, hypothesis tries the same examples each time.
 """
 
 from __future__ import annotations
