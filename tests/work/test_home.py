@@ -13,6 +13,7 @@ import pytest
 
 from aiorlinf.errors import ClosedError
 from aiorlinf.work.home import CALLS_PER_TURN, LoopHome
+from tests.system import soon
 from tests.work.helpers import LoopThread, turns
 
 
@@ -180,13 +181,13 @@ async def test_a_full_default_executor_does_not_matter(home: LoopHome) -> None:
 @pytest.mark.asyncio
 async def test_close_ends_everything_and_is_idempotent(home: LoopHome) -> None:
     gate = threading.Event()
-    begun = threading.Semaphore(0)
+    begun: list[int] = []
 
-    def occupy() -> bool:
-        begun.release()
+    def occupy(number: int) -> bool:
+        begun.append(number)
         return gate.wait(10)
 
-    running = [home.submit(occupy) for _ in range(2)]
+    running = [home.submit(occupy, number) for number in range(2)]
     queued = [home.submit(int) for _ in range(3)]
     ended: list[str] = []
 
@@ -197,9 +198,8 @@ async def test_close_ends_everything_and_is_idempotent(home: LoopHome) -> None:
             ended.append("task")
 
     home.spawn(forever(), "forever")
-    for _ in running:
-        while not begun.acquire(blocking=False):
-            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.001)
+    await soon(lambda: len(begun) == 2)
     threading.Timer(0.005, gate.set).start()
     await home.close()
     assert ended == ["task"]
@@ -221,8 +221,14 @@ async def test_close_ends_everything_and_is_idempotent(home: LoopHome) -> None:
 @pytest.mark.asyncio
 async def test_close_does_not_wait_for_ever_for_a_stuck_thread(home: LoopHome) -> None:
     gate = threading.Event()
-    stuck = home.submit(gate.wait, 30)
-    await asyncio.sleep(0.001)
+    begun = threading.Event()
+
+    def get_stuck() -> bool:
+        begun.set()
+        return gate.wait(30)
+
+    stuck = home.submit(get_stuck)
+    await soon(begun.is_set)
     await home.close(0.01)
     assert not stuck.done()
     gate.set()
