@@ -108,6 +108,7 @@ class Arena:
         self._resting: set[int] = set()
         self._growing: list[_Growth] = []
         self._closed = False
+        self._complained = False
         self._hits = 0
         self._misses = 0
         self._refused = 0
@@ -214,12 +215,14 @@ class Arena:
 
     def _failed(self, growth: _Growth, error: BaseException | None) -> None:
         self.bytes -= growth.regions.size
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and not self._complained:
+            self._complained = True  # once, until it works again
             log.warning("no shared memory of %d bytes can be had, other backends are used: %s", growth.regions.size, error)
         for _, _, then in growth.waiting:
             then(None)
 
     def _add(self, growth: _Growth, segment: Segment) -> None:
+        self._complained = False
         self._segments[segment.number] = segment
         self._regions[segment.number] = growth.regions
         for offset, size, then in growth.waiting:

@@ -269,9 +269,12 @@ async def test_no_memory_to_be_had_is_told_and_forgotten(home: LoopHome, caplog:
         assert arena.make_now(PAGE) is None
     assert [record.getMessage() for record in caplog.records] == [
         "no shared memory of 65536 bytes can be had, other backends are used: [Errno 24] Too many open files"
-    ] * 2
+    ], "it is said once"
     assert arena.stats().segments == arena.bytes == 0
     assert await grown(arena, PAGE) is not None
+    with no_more_descriptors(), caplog.at_level(logging.WARNING, "aiorlinf"):
+        assert arena.make_now(SEGMENT) is None
+    assert len(caplog.records) == 2, "and again after it had worked"
     arena.close()
 
 
