@@ -190,9 +190,13 @@ class Exchange:
             raise
 
     def _send_small(self, peer: WorkerAddress, work: AsyncWork[None], key: int, body: bytes) -> None:
-        self.table.obtain(peer).sender.send_small(work, key, body)
+        if not work.done():  # cancelled on its way to this thread
+            self.table.obtain(peer).sender.send_small(work, key, body)
 
     def _send(self, peer: WorkerAddress, out: Outgoing) -> None:
+        if out.work is not None and out.work.done():  # as above
+            out.restore()
+            return
         try:
             link = self.table.obtain(peer)
         except AiorlinfError:
@@ -272,8 +276,13 @@ class Exchange:
 
     def _too_late(self, work: AsyncWork[Any], peer: WorkerAddress, tag: int, elapsed: float) -> DeadlineExceeded:
         """Say which step used the time, and what the peer did meanwhile."""
-        link = self.table.peek(peer)
         detail = work._detail
+        if isinstance(detail, Receive) and detail.with_sender:
+            if detail.receiver is None:
+                text = f"nothing has come within {elapsed:.3g} s"
+                return DeadlineExceeded(text, step="match", operation=work.operation, tag=tag, local=self.local, elapsed=elapsed)
+            peer = WorkerAddress(detail.receiver.remote)
+        link = self.table.peek(peer)
         done: int | None = None
         expected: int | None = None
         if link is None or link.state is LinkState.CONNECTING:

@@ -23,7 +23,7 @@ from aiorlinf.link.table import LinkTable
 from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.home import LoopHome
 
-__all__ = ["Gone", "OneLink", "Side", "Socket", "StepHome", "StepLoop", "join"]
+__all__ = ["FewLinks", "Gone", "Side", "Socket", "StepHome", "StepLoop", "join"]
 
 EVERYTHING = 1 << 40
 
@@ -226,8 +226,8 @@ class Gone(Exception):
     """There is no link any more; a real table would make a new one."""
 
 
-class OneLink:
-    """As much of a `LinkTable` as the operations between two workers need."""
+class FewLinks:
+    """As much of a `LinkTable` as operations need. Links are made by `Side`s and end for good."""
 
     def __init__(self, home: LoopHome, address: WorkerAddress) -> None:
         self.home = home
@@ -238,47 +238,70 @@ class OneLink:
         self.orders: Iterator[int] = itertools.count()
         self.by_address: dict[WorkerAddress, Link] = {}
         self.left_behind: dict[WorkerAddress, list[Link]] = {}
-        self.link: Link
+        self._all: dict[WorkerAddress, Link] = {}
+
+    def add(self, link: Link) -> None:
+        """A link that was made."""
+        self.by_address[link.remote] = self._all[link.remote] = link
+
+    def ended(self, link: Link) -> None:
+        """It is of use to read what it has left."""
+        self.by_address.pop(link.remote, None)
+        self.left_behind[link.remote] = [link]
 
     def obtain(self, peer: WorkerAddress) -> Link:
-        if not self.link.usable:
+        link = self._all[peer]
+        if not link.usable:
             raise Gone
-        return self.link
+        return link
 
     def peek(self, peer: WorkerAddress) -> Link | None:
-        return self.link
+        return self._all.get(peer)
 
     def unread(self, peer: WorkerAddress, key: int) -> Link | None:
-        link = self.link
+        link = self._all[peer]
         return link if link.state is LinkState.ENDED and next(link.mailbox.queued(key), None) is not None else None
 
     def all_links(self) -> list[Link]:
-        return [self.link]
+        return list(self._all.values())
 
     def links(self) -> list[Link]:
-        return [self.link]
+        return list(self._all.values())
 
 
 class Side:
-    """One worker: its operations are those of `exchange`."""
+    """One worker and its link to another: its operations are those of `exchange`.
 
-    def __init__(self, home: LoopHome, address: str, other: str, config: CollectiveConfig, ended: Callable[[Link], None]) -> None:
+    Args:
+        ended: called when the link has ended.
+        of: another side of the same worker, if it has more than one link.
+    """
+
+    def __init__(
+        self,
+        home: LoopHome,
+        address: str,
+        other: str,
+        config: CollectiveConfig,
+        ended: Callable[[Link], None] = lambda _link: None,
+        *,
+        of: Side | None = None,
+    ) -> None:
         self.home = home
         self.config = config
         self.address = WorkerAddress(address)
         self.other = WorkerAddress(other)
-        self.table = OneLink(home, self.address)
+        self.table: FewLinks = FewLinks(home, self.address) if of is None else of.table
         self.link = Link(home, self.address, self.other, config, self.table.wildcards, self.table.orders, self._link_ended)
-        self.table.link = self.table.by_address[self.other] = self.link
+        self.table.add(self.link)
         self._ended = ended
-        self.exchange = Exchange(home, cast(LinkTable, self.table), config)
+        self.exchange: Exchange = Exchange(home, cast(LinkTable, self.table), config) if of is None else of.exchange
         self.connection = Connection(home.loop, lambda _data: None, lambda _error: None)
         self.socket: Socket
         self._inboxes: dict[int, Inbox] = {}
 
     def _link_ended(self, link: Link) -> None:
-        self.table.by_address.clear()
-        self.table.left_behind[self.other] = [link]
+        self.table.ended(link)
         self._ended(link)
 
     def inbox(self, tag: int) -> Inbox:

@@ -223,7 +223,7 @@ def test_a_whole_small_message_may_be_longer_than_the_staging_area(loop: StepLoo
 def test_a_link_takes_a_message_longer_than_the_staging_area(loop: StepLoop) -> None:
     home = StepHome(loop)
     config = CollectiveConfig(inline_max_bytes=1 << 20)
-    one, two = Side(home, "a:0", "b:0", config, lambda _link: None), Side(home, "b:0", "a:0", config, lambda _link: None)
+    one, two = Side(home, "a:0", "b:0", config), Side(home, "b:0", "a:0", config)
     join(loop, one, two)
     one.up()
     two.up()

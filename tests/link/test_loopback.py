@@ -32,7 +32,7 @@ class Alone:
         self.loop = StepLoop()
         self.home = StepHome(self.loop)
         config = CollectiveConfig(inline_max_bytes=INLINE, window_bytes=WINDOW, chunk_bytes=256)
-        self.side = Side(self.home, "a:0", "a:0", config, lambda _link: None)
+        self.side = Side(self.home, "a:0", "a:0", config)
         self.link = self.side.link
         self.loopback = Loopback(self.loop, self.link)
 

@@ -209,7 +209,7 @@ def test_finishing_one_may_begin_another(bench: Bench) -> None:
 
 def test_a_short_message_overtakes_a_long_one_of_another_stream_on_a_full_connection(bench: Bench) -> None:
     config = CollectiveConfig(inline_max_bytes=0, window_bytes=1 << 20, chunk_bytes=1000)
-    one, two = Side(bench.home, "a:0", "b:0", config, lambda _link: None), Side(bench.home, "b:0", "a:0", config, lambda _link: None)
+    one, two = Side(bench.home, "a:0", "b:0", config), Side(bench.home, "b:0", "a:0", config)
     join(bench.loop, one, two, capacity=500)
     one.up()
     two.up()
