@@ -118,6 +118,12 @@ class Stream:
                 place -= 1
         receives.insert(place, receive)
 
+    def withdraw(self, message: Sending) -> None:
+        """The receive that had it may have none now; then again all others go before an inbox."""
+        self.messages.remove(message)
+        place = len(self.messages)
+        self.receives[place:] = sorted(self.receives[place:], key=lambda receive: receive.inbox)
+
     def put_back(self, message: Sending) -> None:
         place = len(self.messages)
         while place and self.messages[place - 1].order > message.order:
@@ -423,7 +429,7 @@ class Model:
             elif flags & Flag.WITHDRAWN:
                 stream = self.stream(index, theirs.tag)
                 if theirs in stream.messages and not theirs.given_back:
-                    stream.messages.remove(theirs)
+                    stream.withdraw(theirs)
 
     def _announced(self, index: int, kind: int, flags: int, key: int, body: memoryview) -> None:
         stream = self.stream(index, key & 0xFFFFFFFF)
