@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import textwrap
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,22 +157,26 @@ async def test_an_address_that_is_taken() -> None:
         await goes_on(a, b)
 
 
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address where connections are refused, and that nobody else gets meanwhile: bound, but not listening."""
+    with socket.socket() as idle:
+        idle.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{idle.getsockname()[1]}"
+
+
 @pytest.mark.asyncio
-async def test_no_manager_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with pytest.raises(RendezvousError, match=f"127.0.0.1:{port}"):
-        async with init("a:0", manager=f"127.0.0.1:{port}", token="secret", config={"cluster": {"network": {"rendezvous_timeout_s": 0.3}}}):
+async def test_no_manager_there(nobody: str) -> None:
+    with pytest.raises(RendezvousError, match=nobody):
+        async with init("a:0", manager=nobody, token="secret", config={"cluster": {"network": {"rendezvous_timeout_s": 0.3}}}):
             pytest.fail("it has joined")
 
 
-def test_no_manager_there_for_synchronous_code() -> None:
+def test_no_manager_there_for_synchronous_code(nobody: str) -> None:
     """The thread that it would have lived in is gone, too."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
     for _ in range(2):
-        with pytest.raises(RendezvousError, match=f"127.0.0.1:{port}"):
-            init("a:0", manager=f"127.0.0.1:{port}", token="secret", config={"cluster": {"network": {"rendezvous_timeout_s": 0.2}}})
+        with pytest.raises(RendezvousError, match=nobody):
+            init("a:0", manager=nobody, token="secret", config={"cluster": {"network": {"rendezvous_timeout_s": 0.2}}})
 
 
 @pytest.mark.asyncio
