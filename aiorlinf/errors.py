@@ -158,7 +158,8 @@ class NonContiguousTensor(UsageError):
     """A tensor in the object is not contiguous. ``path`` says where, such as ``obj['a'][3]``."""
 
     def __init__(self, path: str, shape: tuple[int, ...], stride: tuple[int, ...], **fields: Any) -> None:
-        fields.setdefault("hint", f"send {path}.contiguous()")
+        if fields.get("hint") is None:
+            fields["hint"] = f"send {path}.contiguous()"
         super().__init__(f"{path} is not contiguous (shape {shape}, stride {stride})", **fields)
         self.path = path
         self.shape = shape

@@ -100,7 +100,11 @@ def init(
     thread = LoopThread(f"aiorlinf {settings.address}")
     worker = Worker(settings, thread.home, thread)
     if running is None:
-        worker._started.wait()
+        try:
+            worker._started.wait()
+        except BaseException:  # Ctrl-C, too: nobody has a handle on it then
+            worker._close()
+            raise
     return worker
 
 
@@ -128,19 +132,34 @@ class _Settings:
         environ = os.environ
         if address is None:
             address = environ.get("AIORLINF_ADDRESS")
-        if address is None and environ.get("RANK") is not None:
+        by_rank = address is None and environ.get("RANK") is not None
+        if by_rank:
             address = f"worker:{environ['RANK']}"
         if address is None:
             raise UsageError("no address", hint="pass one, such as aiorlinf.init('rollout:0'), or set AIORLINF_ADDRESS")
         if backend not in (None, "auto", "stream", "shm", "gloo"):
             raise UsageError(f"backend={backend!r}", hint="backend is 'auto', 'stream', 'shm' or 'gloo'")
         manager = manager or environ.get("AIORLINF_MANAGER") or None
+        if by_rank and manager is None and environ.get("WORLD_SIZE", "1") != "1":
+            raise UsageError(
+                "no manager, and torchrun's other workers could not join one in this process",
+                hint="run `aiorlinf manager`, and torchrun with the AIORLINF_MANAGER and AIORLINF_TOKEN that it prints",
+            )
         if token is None:
             token = environ.get("AIORLINF_TOKEN") or None
         if isinstance(token, str):
-            token = token.encode()
+            token = token.encode("utf-8", "surrogateescape")  # the inverse of `Worker.env`
         loaded = None if config is None else load_config(config)
         return cls(WorkerAddress(address), manager, token, backend, loaded, dict(labels or {}))
+
+
+class _Closing(AsyncWork[None]):
+    """All who close share one: to cancel it stops their waiting only."""
+
+    __slots__ = ()
+
+    def _cancel_now(self) -> bool:
+        return False
 
 
 class Worker:
@@ -449,7 +468,14 @@ class Worker:
     # ---- seeing
 
     def stats(self) -> WorkerStats:
-        """Counters of all links. Home thread only."""
+        """Counters of all links. From another thread than the worker's this waits for the worker's loop."""
+        if self.home.on_home() or self.home.closed:
+            return self._count()
+        work: AsyncFuncWork[WorkerStats] = AsyncFuncWork(self.home, self._count, (), {})
+        self.home.call(work._start_alone)
+        return work.wait()
+
+    def _count(self) -> WorkerStats:
         table = self._table
         return WorkerStats(
             address=str(self.address),
@@ -481,7 +507,7 @@ class Worker:
         if self._closing is not None:
             return self._closing
         self._exchange.close()
-        work: AsyncWork[None] = AsyncWork(self.home, "close")
+        work = _Closing(self.home, "close")
         self._closing = work
         if self._thread is not None:
             self._thread.will_close(work)

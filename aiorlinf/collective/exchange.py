@@ -238,7 +238,7 @@ class Exchange:
     def recv_tensor(self, peer: WorkerAddress, context: int, out: torch.Tensor, tag: int, timeout: float | None) -> AsyncWork[torch.Tensor]:
         """Ask for the next tensor of a stream, into `out`."""
         self.check(tag)
-        leaf = sendable_leaf(out, name="out")
+        leaf = sendable_leaf(out, name="out", hint="receive into a contiguous tensor and copy from it")
         if leaf.spec.device is not Device.CPU:
             raise UnsupportedObject(f"out is on {leaf.spec.device.name.lower()}", hint="receive into a CPU tensor")
         if leaf.memory is not out:
@@ -287,7 +287,8 @@ class Exchange:
         expected: int | None = None
         if link is None or link.state is LinkState.CONNECTING:
             step = "connect"
-            text = f"no connection to {peer} within {elapsed:.3g} s"
+            missing = link is not None and link.missing
+            text = f"{peer} did not join the job within {elapsed:.3g} s" if missing else f"no connection to {peer} within {elapsed:.3g} s"
         elif isinstance(detail, Outgoing):
             step = "transfer" if detail.position else "match"
             done, expected = detail.position, detail.total

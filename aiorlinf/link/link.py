@@ -91,6 +91,7 @@ class Link:
         settled: done once the link is up or has ended.
         cause: makes the error of everything that was pending when the link ended.
         backend, reason: how large payloads travel, and why.
+        missing: the manager does not know the peer, or has not answered yet.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Link:
         self.address: str | None = None
         self.backend = "stream"
         self.reason = "not connected yet"
+        self.missing = False
         self.pairs: PairHandler | None = None
         self.shared_out: SharedOut | None = None
         self.config = config

@@ -54,6 +54,7 @@ _MAX_UNPROVEN = 256
 _RETRY_FIRST_SECONDS = 0.02
 _RETRY_MAX_SECONDS = 1.0
 _YIELD_SECONDS = 0.5
+_SILENCE_SECONDS = 10.0
 _ORDINARY_REFUSALS = ("yield", "closing")
 
 
@@ -212,7 +213,7 @@ class LinkTable:
         tried: dict[str, str] = {}
         old = self._ended.get(peer)
         while link.state is LinkState.CONNECTING:
-            record = await self._find(peer, old, manager, end - time.monotonic())
+            record = await self._find(link, old, manager, end - time.monotonic())
             if old is not None and record.identity != old.identity:
                 old = None  # a new life; otherwise the manager may not know of the death yet
             where = f"{record.host}:{record.port}"
@@ -247,9 +248,18 @@ class LinkTable:
             await self._until_up(link, min(left, pause * (0.5 + random.random())))
             pause = min(pause * 2, _RETRY_MAX_SECONDS)
 
-    async def _find(self, peer: WorkerAddress, old: _Past | None, manager: ManagerClient, left: float) -> WorkerRecord:
+    async def _find(self, link: Link, old: _Past | None, manager: ManagerClient, left: float) -> WorkerRecord:
+        peer = link.remote
         if old is None:
-            return await manager.lookup(peer, max(left, 0.001))
+            link.missing = True
+            news = self.home.loop.call_later(
+                _SILENCE_SECONDS, log.warning, "%s waits for %s, which has not joined the job yet", self.address, peer
+            )
+            try:
+                return await manager.lookup(peer, max(left, 0.001))
+            finally:
+                news.cancel()
+                link.missing = False
         # We have seen it die or leave: if no new life of it is registered, say so at once instead of waiting for one.
         try:
             record = await manager.lookup(peer, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import socket
@@ -17,7 +18,10 @@ from aiorlinf.wire.handshake import ClientHandshake, Hello
 
 __all__ = ["Budget", "Dialer", "Receiver"]
 
+_log = logging.getLogger("aiorlinf.manager")
+
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.02, 1.0
+_SILENCE_S = 5.0
 
 
 class Budget(Protocol):
@@ -71,26 +75,32 @@ class Dialer:
         begun = loop.time()
         self._remaining = _countdown(self._network.rendezvous_timeout_s if deadline is None else deadline)
         attempts = 0
+        told = False
         pause = _FIRST_PAUSE_S
         while self._time_is_left(0):
             attempts += 1
             receiver = await self._attempt(attach)
             if receiver is not None:
                 return receiver
+            if not told and loop.time() - begun > _SILENCE_S:
+                told = True
+                _log.warning("%s: the manager is not reached yet, trying on: %s", self._hello.address, self._tried())
             # jitter: a whole job that was refused must not come back in the same moment
             wait = pause * random.uniform(0.5, 1.5)
             pause = min(pause * 2, _LAST_PAUSE_S)
             if not self._time_is_left(wait):
                 break
             await asyncio.sleep(wait)
-        tried = "; ".join(f"{endpoint}: {reason}" for endpoint, reason in self._reasons.items()) or "no time was left to try"
         raise RendezvousError(
-            f"the manager was not reached in {attempts} attempts: {tried}",
+            f"the manager was not reached in {attempts} attempts: {self._tried()}",
             local=self._hello.address,
             address=self._address,
             elapsed=loop.time() - begun,
             hint="check that the manager runs and that AIORLINF_MANAGER names it",
         )
+
+    def _tried(self) -> str:
+        return "; ".join(f"{endpoint}: {reason}" for endpoint, reason in self._reasons.items()) or "no time was left to try"
 
     def _time_is_left(self, needed: float) -> bool:
         left = self._remaining()

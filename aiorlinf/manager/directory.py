@@ -212,7 +212,7 @@ class Directory:
             local=_name(asker),
             remote=str(address),
             elapsed=waited,
-            hint=f"start {address}, or check its name and that it was given this manager's address",
+            hint=f"start {address}, or check its name, and that both were given the same manager: one that is given none has its own",
         )
         return [Refuse(session, request, error)]
 

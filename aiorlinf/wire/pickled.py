@@ -354,9 +354,10 @@ def load(stream: memoryview, buffers: Sequence[Any], splices: Sequence[tuple[int
             parts.append(stream[at:])
             obj = pickle.Unpickler(_Reader([part for part in parts if len(part)]), buffers=left).load()
     except Exception as error:  # the classes' own code runs here and may raise anything
+        not_found = isinstance(error, (ImportError, AttributeError))
         raise UnsupportedObject(
             f"the object cannot be rebuilt here: {type(error).__name__}: {error}",
-            hint="its classes must be importable under the same names in both processes",
+            hint="its classes must be importable under the same names in both processes" if not_found else None,
         ) from error
     if next(left, None) is not None:
         raise WireError("buffers left over behind a pickled object")

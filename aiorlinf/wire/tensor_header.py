@@ -15,8 +15,8 @@ from aiorlinf.wire.leaves import Leaf, LeafSpec, Refused, read_spec, tensor_leaf
 __all__ = ["check_tensor_fits", "decode_tensor_spec", "describe_spec", "describe_tensor", "encode_tensor_spec", "sendable_leaf"]
 
 
-def sendable_leaf(tensor: torch.Tensor, *, name: str = "tensor") -> Leaf:
-    """The leaf of a tensor given to ``send_tensor``.
+def sendable_leaf(tensor: torch.Tensor, *, name: str = "tensor", hint: str | None = None) -> Leaf:
+    """The leaf of a tensor given to ``send_tensor``. ``hint`` is what to do about strides, if that is not to send another tensor.
 
     Raises:
         NonContiguousTensor, UnsupportedObject: at the call, before anything is sent.
@@ -27,7 +27,7 @@ def sendable_leaf(tensor: torch.Tensor, *, name: str = "tensor") -> Leaf:
         leaf = tensor_leaf(tensor)
     except Refused as refused:
         if refused.strided:
-            raise NonContiguousTensor(name, tuple(tensor.shape), tensor.stride()) from None
+            raise NonContiguousTensor(name, tuple(tensor.shape), tensor.stride(), hint=hint) from None
         raise UnsupportedObject(f"{name}: {refused.reason}", path=name) from None
     if leaf is None:
         raise UnsupportedObject(f"{name} of layout {tensor.layout} and dtype {tensor.dtype} has no plain bytes", path=name)

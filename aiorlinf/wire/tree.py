@@ -115,7 +115,8 @@ def _explain(obj: Any, refused: Refused) -> AiorlinfError:
     part = refused.part
     path = paths.find(obj, part)
     if refused.strided and isinstance(part, torch.Tensor):
-        return NonContiguousTensor(path or f"a tensor inside {type(obj).__name__}", tuple(part.shape), part.stride())
+        hint = None if path else "replace it by what its contiguous() returns"
+        return NonContiguousTensor(path or f"a tensor inside {type(obj).__name__}", tuple(part.shape), part.stride(), hint=hint)
     return UnsupportedObject(f"{path or f'a part of {type(obj).__name__}'}: {refused.reason}", path=path)
 
 

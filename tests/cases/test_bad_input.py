@@ -20,11 +20,14 @@ from aiorlinf.errors import (
     AuthenticationError,
     ClosedError,
     ConfigError,
+    DeadlineExceeded,
     NonContiguousTensor,
     RendezvousError,
     UnsupportedObject,
     UsageError,
 )
+from aiorlinf.link import table
+from aiorlinf.manager import dial
 from aiorlinf.manager.service import ManagerService
 from aiorlinf.testing import procfs
 from tests.cases.conftest import Pair, carried_by
@@ -113,12 +116,27 @@ def test_bad_arguments_of_init(monkeypatch: pytest.MonkeyPatch) -> None:
         init("a:0", loop="main")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="host:port"):
         init("a:0", manager="nowhere", token="secret")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match=r"no manager.*AIORLINF_MANAGER"):
+        init()
     monkeypatch.setenv("AIORLINF_ADDRESS", "nonsense")
     with pytest.raises(UsageError, match="nonsense"):
         init()
 
 
 # ---- addresses nobody has
+
+
+@pytest.mark.asyncio
+async def test_waiting_for_a_worker_that_does_not_come(monkeypatch: pytest.MonkeyPatch, complaints: list[str]) -> None:
+    """It is said in the log, and by the error of an operation whose own limit passes."""
+    monkeypatch.setattr(table, "_SILENCE_SECONDS", 0.1)
+    async with init("a:0") as a:
+        with pytest.raises(DeadlineExceeded, match="c:0 did not join the job within"):
+            await a.recv("c:0", timeout=0.3)
+        assert complaints == ["a:0 waits for c:0, which has not joined the job yet"]
+        complaints.clear()
 
 
 @contextlib.asynccontextmanager
@@ -170,6 +188,17 @@ async def test_no_manager_there(nobody: str) -> None:
     with pytest.raises(RendezvousError, match=nobody):
         async with init("a:0", manager=nobody, token="secret", config={"cluster": {"network": {"rendezvous_timeout_s": 0.3}}}):
             pytest.fail("it has joined")
+
+
+@pytest.mark.asyncio
+async def test_waiting_for_a_manager_that_does_not_come(monkeypatch: pytest.MonkeyPatch, complaints: list[str], nobody: str) -> None:
+    monkeypatch.setattr(dial, "_SILENCE_S", 0.1)
+    with pytest.raises(RendezvousError):
+        async with init("a:0", manager=nobody, token="secret", config={"cluster": {"network": {"rendezvous_timeout_s": 2.0}}}):
+            pytest.fail("it has joined")
+    (line,) = complaints
+    assert line.startswith(f"a:0: the manager is not reached yet, trying on: {nobody}: ")
+    complaints.clear()
 
 
 def test_no_manager_there_for_synchronous_code(nobody: str) -> None:

@@ -70,6 +70,15 @@ def test_both_styles_in_synchronous_code(threaded: tuple[CollectiveGroup, Collec
             wrong.wait(20)
 
 
+def test_counters_in_synchronous_code() -> None:
+    with init("a:0") as a:
+        a.send("text", "a:0")
+        assert a.recv("a:0").wait(20) == "text"
+        (link,) = a.stats().links
+        assert (link.messages_sent, link.messages_received) == (1, 1)
+    assert a.stats().links == ()
+
+
 async def await_there(receiving: AsyncWork[Any], sending: AsyncWork[None]) -> None:
     assert await receiving == "a loop of its own"
     await sending

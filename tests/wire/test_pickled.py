@@ -473,6 +473,7 @@ def test_a_class_that_is_missing_here_fails_only_this_message() -> None:
     with pytest.raises(UnsupportedObject, match="ModuleNotFoundError: No module named 'only_at_the_sender'") as caught:
         pickled.load(stream, [torch.ones(1)], ())
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+    assert "importable" in str(caught.value)
 
 
 class TwoArguments(Exception):
@@ -481,8 +482,9 @@ class TwoArguments(Exception):
 
 
 def test_an_exception_that_cannot_be_rebuilt() -> None:
-    with pytest.raises(UnsupportedObject, match="cannot be rebuilt here: TypeError"):
+    with pytest.raises(UnsupportedObject, match="cannot be rebuilt here: TypeError") as caught:
         by_inline([TwoArguments("a", "b")])
+    assert caught.value.hint is None
 
 
 def test_buffers_and_stream_that_do_not_belong_together() -> None:
