@@ -93,6 +93,7 @@ class Receiving:
     touched: bool = False  # it had another message before
     got: Sending | None = None
     taken: bool = False
+    gone: bool = False  # cancelled, and the model knows it
     frozen: torch.Tensor | None = None  # what its buffer held when it was cancelled
 
     def __repr__(self) -> str:
@@ -287,8 +288,9 @@ class Model:
         try:
             await receive.work
         except CancelledError:
-            if receive.work.cancelled() and not receive.taken:
-                self._receive_cancelled(receive)
+            if receive.work.cancelled() and not receive.gone:
+                self.guarded(self._receive_cancelled, receive)
+                self.guarded(self.settle)
         except AiorlinfError:  # it is looked at in `settle`
             pass
         receive.taken = True
@@ -324,6 +326,7 @@ class Model:
             assert receive.taken or receive.work.exception() is not None
 
     def _receive_cancelled(self, receive: Receiving) -> None:
+        receive.gone = True
         stream = self.stream(receive.side, receive.tag)
         if receive in stream.receives:
             stream.receives.remove(receive)
