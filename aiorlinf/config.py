@@ -91,7 +91,7 @@ class SharedMemoryConfig:
 class TensorBufferPoolConfig:
     """Memory that payloads are received into, kept for the next ones."""
 
-    max_bytes: int = option(2048 * _MIB, "bound on the memory that one worker receives into on the stream and gloo, in use and kept", minimum=0, maximum=_TIB)
+    max_bytes: int = option(2048 * _MIB, "bound on a worker's memory for received payloads, used and kept", minimum=0, maximum=_TIB)
 
 
 # Written down, because nothing here loads torch.
