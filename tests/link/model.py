@@ -14,6 +14,7 @@ posted, and L the announced messages that nobody has, in the order in which they
 from __future__ import annotations
 
 import asyncio
+import gc
 from asyncio import CancelledError
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,10 +38,11 @@ from aiorlinf.link.connection import FrameHandler
 from aiorlinf.link.link import Link, LinkState
 from aiorlinf.link.outgoing import Outgoing, State
 from aiorlinf.link.sink import DiscardSink, Sink
-from aiorlinf.link.ways import LaneWay
+from aiorlinf.link.ways import LaneWay, SharedWay
 from aiorlinf.wire.frames import MESSAGE_ID, Flag, FrameType
 from aiorlinf.work.base import AsyncWork
 from tests.link.planned_lane import LaneEnds, PlannedLane
+from tests.link.planned_memory import PlannedMemory
 from tests.link.shapes import INLINE, THRESHOLD, WINDOW, Shape, fills
 from tests.link.stage import Gone, Side, StepHome, StepLoop, join
 
@@ -180,17 +182,17 @@ class Model:
 
     Args:
         capacity: bytes that the kernel holds per direction.
-        lanes: which of the two directions has a way around the stream.
+        ways: of each direction around the stream: "none", "lane" or "memory".
         required: the lanes must be used.
     """
 
-    def __init__(self, *, capacity: int, chunk_bytes: int, lanes: tuple[bool, bool], required: bool) -> None:
+    def __init__(self, *, capacity: int, chunk_bytes: int, ways: tuple[str, str], required: bool) -> None:
         self.loop = StepLoop()
         self.home = StepHome(self.loop)
         self.failures: list[BaseException] = []
         self.sendings: list[Sending] = []
         self.receivings: list[Receiving] = []
-        self.lanes = [PlannedLane(THRESHOLD) if has else None for has in lanes]
+        self.lanes = [PlannedLane(THRESHOLD) if way == "lane" else None for way in ways]
         self.required = required
         self.ended = [False, False]
         self.stopped = [False, False]
@@ -204,6 +206,10 @@ class Model:
             Side(self.home, "b:0", "a:0", config, lambda _: self.guarded(self._link_ended, 1)),
         ]
         join(self.loop, *self.sides, capacity=capacity)
+        links = [side.link for side in self.sides]
+        self.memories = [
+            PlannedMemory(self.home, links[index], links[1 - index]) if way == "memory" else None for index, way in enumerate(ways)
+        ]
 
     def guarded(self, fn: Callable[..., None], *args: Any) -> None:
         """What the model finds inside a callback must not be taken for a fault of the link."""
@@ -235,6 +241,9 @@ class Model:
             side.link.sender.ways.append(LaneWay(side.link.sender, out, self.required))
         if into is not None:
             side.link.receiver.lane = into
+        memory = self.memories[index]
+        if memory is not None:
+            side.link.sender.ways.append(SharedWay(side.link.sender, memory.out, THRESHOLD))
         side.link.pairs = LaneEnds(out, into)
         side.up(Watcher(self, index, side.link))
 
@@ -373,6 +382,11 @@ class Model:
         lane = self.lanes[index]
         if lane is not None:
             lane.step(name)
+
+    def step_memory(self, index: int, name: str) -> None:
+        memory = self.memories[index]
+        if memory is not None:
+            memory.step(name)
 
     def thread(self) -> None:
         self.home.run_thread()
@@ -567,6 +581,10 @@ class Model:
                 if lane is not None:
                     moved |= lane.go_on()
                     self.check()
+            for memory in self.memories:
+                if memory is not None:
+                    moved |= memory.go_on()
+                    self.check()
             moved |= self.home.run_thread() or self.loop.busy()
             if not moved and not self.loop.to_next_timer():
                 return
@@ -633,6 +651,18 @@ class Model:
                 assert peer._charged == receiver.window.consumed
                 assert peer._consumed == peer._charged
 
+    def forget_received(self) -> None:
+        """As a user who is done with what he got. Then no shared memory is in use, if both are still there."""
+        failed = any(sending.shape.bomb for sending in self.sendings)
+        self.receivings.clear()
+        self._streams.clear()
+        if failed:
+            gc.collect()  # an error's traceback refers to what could not be rebuilt, and by way of its frames to itself
+        self.come_to_rest()
+        if not any(self.ended):
+            for memory in self.memories:
+                assert memory is None or memory.unused()
+
     def free(self) -> None:
         """End everything that the run has made."""
         for side in self.sides:
@@ -642,6 +672,11 @@ class Model:
             if receive.task is not None:
                 receive.task.cancel()
         self.loop.turn()
+        for memory in self.memories:
+            if memory is not None:
+                memory.free()
+        while self.home.run_thread():
+            self.loop.turn()
         self.home.close_nowait()
         self.loop.close()
 

@@ -42,7 +42,7 @@ class Shape:
         parts: tensors and other parts of a received object.
         tensor: dtype and shape, for `send_tensor`; None for `send`.
         bomb: it cannot be rebuilt.
-        heavy: it is rebuilt in a private thread.
+        heavy: it may be rebuilt, or copied, in a private thread.
     """
 
     name: str
@@ -120,12 +120,12 @@ def _parts(obj: Any) -> tuple[list[torch.Tensor], list[Any]]:
     return tensors, [value.tolist() if isinstance(value, np.ndarray) else value for value in values if not isinstance(value, torch.Tensor)]
 
 
-def _tensor(name: str, *shape: int, dtype: torch.dtype = torch.int32) -> Shape:
+def _tensor(name: str, *shape: int, dtype: torch.dtype = torch.int32, heavy: bool = False) -> Shape:
     def build(number: int) -> tuple[Any, list[torch.Tensor]]:
         tensor = _full(number, *shape, dtype=dtype)
         return tensor, [tensor]
 
-    return Shape(name, build, _parts, (dtype, shape))
+    return Shape(name, build, _parts, (dtype, shape), heavy=heavy)
 
 
 OBJECTS = (
@@ -144,7 +144,7 @@ OBJECTS = (
 TENSORS = (
     _tensor("tensor", 100),
     _tensor("small tensor", 4),
-    _tensor("big tensor", 400),
+    _tensor("big tensor", 400, heavy=True),
     _tensor("empty tensor", 0),
     _tensor("other tensor", 100, dtype=torch.float32),
 )

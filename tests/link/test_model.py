@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 import aiorlinf.link.connection
 import aiorlinf.link.delivery
+import aiorlinf.link.ways
 from tests.hypothesis_profiles import examples
+from tests.link import planned_lane, planned_memory
 from tests.link.model import Model
-from tests.link.planned_lane import STEPS
 from tests.link.shapes import HEAVY, OBJECTS, TENSORS, Shape
 
 __all__: list[str] = []
@@ -28,6 +29,8 @@ def _small_limits() -> Iterator[None]:
     """Limits at which the short messages of the model take all paths; and a quick garbage collection."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aiorlinf.link.delivery, "_HEAVY_SKELETON_BYTES", HEAVY)
+        patch.setattr(aiorlinf.link.delivery, "_COPY_INLINE_BYTES", 1500)
+        patch.setattr(aiorlinf.link.ways, "COPY_INLINE_BYTES", 1500)
         patch.setattr(aiorlinf.link.connection, "_BULK_READ_BYTES", 60)
         patch.setattr(aiorlinf.link.connection, "_SMALL_PIECE_BYTES", 50)
         patch.setattr(logging.getLogger("aiorlinf"), "disabled", True)
@@ -63,7 +66,8 @@ world = st.one_of(
     st.tuples(st.just("read"), sender, size),
     st.tuples(st.just("flow"), st.integers(1, 4)),
     st.tuples(st.just("flow"), st.integers(1, 4)),
-    st.tuples(st.just("step_lane"), sender, st.sampled_from(STEPS)),
+    st.tuples(st.just("step_lane"), sender, st.sampled_from(planned_lane.STEPS)),
+    st.tuples(st.just("step_memory"), sender, st.sampled_from(planned_memory.STEPS)),
     st.tuples(st.just("turn")),
     st.tuples(st.just("tick")),
     st.tuples(st.just("thread")),
@@ -111,8 +115,7 @@ def play_to_the_end(model: Model, steps: list[Step]) -> None:
     if any(ref() is not None for ref in sent):
         gc.collect()
     assert [ref() for ref in sent if ref() is not None] == []
-    model.receivings.clear()
-    model._streams.clear()
+    model.forget_received()
     if any(ref() is not None for ref in received):
         gc.collect()
     assert [ref() for ref in received if ref() is not None] == []
@@ -125,7 +128,7 @@ def play_to_the_end(model: Model, steps: list[Step]) -> None:
     ending=st.none() | st.tuples(end, st.lists(calls | world, max_size=15)),
     capacity=st.sampled_from([30, 100, 700, 1 << 30]),
     chunk_bytes=st.sampled_from([40, 100, 256, 1000]),
-    lanes=st.sampled_from([(False, False), (True, False), (True, True)]),
+    ways=st.sampled_from([("none", "none"), ("lane", "none"), ("lane", "lane"), ("memory", "none"), ("memory", "memory")]),
     required=st.booleans(),
 )
 def test_any_run_of_two_links(
@@ -134,10 +137,10 @@ def test_any_run_of_two_links(
     ending: tuple[Step, list[Step]] | None,
     capacity: int,
     chunk_bytes: int,
-    lanes: tuple[bool, bool],
+    ways: tuple[str, str],
     required: bool,
 ) -> None:
-    model = Model(capacity=capacity, chunk_bytes=chunk_bytes, lanes=lanes, required=required)
+    model = Model(capacity=capacity, chunk_bytes=chunk_bytes, ways=ways, required=required)
     both_up: list[Step] = [("up", 0), ("up", 1)]
     try:
         play_to_the_end(model, [*(both_up if start_up else []), *steps, *([] if ending is None else [*both_up, ending[0], *ending[1]])])
@@ -212,7 +215,8 @@ RUNS: dict[str, tuple[list[Step], bool]] = {
 @pytest.mark.parametrize("name", RUNS)
 def test_runs_that_once_went_wrong(name: str) -> None:
     steps, lanes = RUNS[name]
-    model = Model(capacity=100, chunk_bytes=256, lanes=(lanes, lanes), required=lanes)
+    way = "lane" if lanes else "none"
+    model = Model(capacity=100, chunk_bytes=256, ways=(way, way), required=lanes)
     try:
         play_to_the_end(model, steps)
     finally:
