@@ -27,7 +27,8 @@ class Inbox:
     """What `comm.inbox()` returns: an async iterator over (sender, object), in order of arrival.
 
     It gets what others send with `comm.send(obj, us)` or over the unnamed group of two, and that no `recv` of ours asks for. One inbox
-    per tag at a time; leave it with `async with`, `aclose()`, or by closing the worker. Messages it does not take stay for a later `recv`.
+    per tag waits at a time; one that is not waited on, such as one whose loop was left with `break`, makes way for the next. Leave it with
+    `async with`, `aclose()`, or by closing the worker. Messages it does not take stay for a later `recv`.
     """
 
     def __init__(self, exchange: Exchange, tag: int) -> None:
@@ -48,7 +49,7 @@ class Inbox:
         Raises:
             DeadlineExceeded: nothing came within `timeout` seconds.
             ClosedError: the inbox or the worker was closed.
-            UsageError: another inbox with this tag is open.
+            UsageError: another inbox with this tag is waited on.
 
         Cancelling takes nothing: the message goes to the next call.
         """
@@ -127,13 +128,26 @@ class Inbox:
         if self._open:
             return
         table = self._exchange.table
-        if table.wildcards.setdefault(self._key, self) is not self:
-            raise UsageError("another inbox with this tag is open", hint="iterate over one inbox per tag, or close the other")
+        other = table.wildcards.get(self._key)
+        if other is not None and not other.make_way():
+            raise UsageError("another inbox with this tag is waited on", hint="iterate over one inbox per tag, or close the other")
+        table.wildcards[self._key] = self
         self._open = True
         table.inboxes.add(self)
         for link in table.all_links():
             for message in link.mailbox.queued(self._key):
                 self._remember(link.mailbox, message)
+
+    def make_way(self) -> bool:
+        """See `link.mailbox.Wildcard`."""
+        if any(not receive.cancelled for receive in self._waiting):
+            return False
+        self._waiting.clear()
+        self._cancelled = 0
+        self._known.clear()
+        self._open = False
+        self._exchange.table.inboxes.discard(self)
+        return True
 
     def _remember(self, mailbox: Mailbox, message: Incoming) -> None:
         bisect.insort(self._known, (message.order, message, mailbox), key=lambda entry: entry[0])

@@ -27,6 +27,9 @@ class Wildcard(Protocol):
     def again(self, receive: Receive) -> None:
         """The message that this receive had been given was withdrawn: it is the first to get another one."""
 
+    def make_way(self) -> bool:
+        """Another one wants the messages. True: it is not offered any more. False: it is waited on."""
+
 
 _IDLE_STREAMS = 64
 """Streams that are empty at the moment are kept, up to so many in all: making them anew for every message would be the larger part of

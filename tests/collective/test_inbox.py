@@ -217,15 +217,60 @@ def test_tags_are_apart(three: Three) -> None:
     works[0].cancel()
 
 
-def test_there_is_one_inbox_of_a_tag(three: Three) -> None:
-    three.inbox.recv().cancel()
+def test_one_inbox_of_a_tag_waits_at_a_time(three: Three) -> None:
+    first = three.inbox.recv()
     second = Inbox(three.to_b.exchange, 0)
-    with pytest.raises(UsageError, match="another inbox with this tag is open"):
+    with pytest.raises(UsageError, match="another inbox with this tag is waited on"):
         second.recv()
-    three.inbox.close()
+    first.cancel()
     work = second.recv()
+    with pytest.raises(UsageError, match="another inbox"):
+        three.inbox.recv()
     three.send(three.b, 1)
     assert work.result() == ("b:0", 1)
+    second.close()
+    three.send(three.b, 2)
+    assert three.inbox.recv().result() == ("b:0", 2)
+
+
+def test_an_inbox_that_makes_way_leaves_what_it_knew_to_the_next(three: Three) -> None:
+    three.inbox.recv().cancel()
+    for number in range(4):
+        three.send(three.b, number)
+    assert three.inbox.recv().result() == ("b:0", 0)
+    second = Inbox(three.to_b.exchange, 0)
+    assert [second.recv().result()[1] for _ in range(2)] == [1, 2]
+    assert three.inbox.recv().result() == ("b:0", 3)
+
+
+def test_a_call_whose_inbox_made_way_waits_on_in_the_next(three: Three) -> None:
+    """Its message was withdrawn."""
+    work = three.inbox.recv()
+    sent = three.b.exchange.send(three.b.other, 0, big(1), 0, None)
+    three.loop.turn()
+    three.to_b.socket.read(1 << 20)
+    second = Inbox(three.to_b.exchange, 0)
+    later = second.recv()
+    assert sent.cancel()
+    three.flow()
+    assert not work.done()
+    three.send(three.c, "first")
+    three.send(three.b, "second")
+    assert work.result() == ("c:0", "first")
+    assert later.result() == ("b:0", "second")
+
+
+@pytest.mark.asyncio
+async def test_a_loop_that_is_left_and_begun_again() -> None:
+    async with init("a:0") as a:
+        for number in range(3):
+            a.send(number, "a:0")
+        got = []
+        for _ in range(2):
+            async for _, obj in a.inbox():
+                got.append(obj)
+                break
+        assert [*got, await a.recv("a:0")] == [0, 1, 2]
 
 
 def test_closing_ends_waiting_calls_and_leaves_what_has_come(three: Three) -> None:

@@ -28,6 +28,9 @@ class Taker:
     def again(self, receive: Receive) -> None:
         raise AssertionError("nothing is withdrawn here")
 
+    def make_way(self) -> bool:
+        raise AssertionError("there is no other here")
+
 
 def new_mailbox(**wildcards: Taker) -> Mailbox:
     """With wildcards by their key, as in `k7`."""
