@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import os
 import threading
 import time
 import weakref
@@ -129,6 +130,15 @@ def _retire_all() -> None:
     end = time.monotonic() + _EXIT_WAIT_S
     for thread in list(_retiring):
         thread.join(max(0.0, end - time.monotonic()))
+
+
+def _forget_all() -> None:
+    """In a forked process: these are its parent's, and the threads of the groups are not here."""
+    _pairs.clear()
+    _retiring.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _destroy(holder: list[Any], store: Store) -> None:

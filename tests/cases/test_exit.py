@@ -93,3 +93,31 @@ def test_while_the_workers_thread_is_busy_in_torch(tmp_path: Path) -> None:
         garbage = [[] for _ in range(1_000_000)]
         """,
     )
+
+
+def test_of_a_forked_process_while_its_parent_goes_on(tmp_path: Path) -> None:
+    """It has the parent's Gloo groups, but not their threads."""
+    _ends_well(
+        tmp_path,
+        """
+        import os
+        import sys
+        import torch
+        import aiorlinf
+
+        a = aiorlinf.init("a:0", backend="gloo")
+        b = aiorlinf.init("b:0", backend="gloo")
+
+        def exchange():
+            sent = a.send(torch.ones(1 << 20), "b:0")
+            b.recv("a:0").wait(20)
+            sent.wait(20)
+
+        exchange()
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        exchange()
+        """,
+    )
