@@ -514,6 +514,7 @@ class Receiver:
         self.mailbox.remove(message)
         self._relieve(message)
         self.consume(message)
+        message.content = message.body = None  # an inbox may remember the message for a while
         receive, message.receive = message.receive, None
         if receive is None:
             return

@@ -72,6 +72,7 @@ class Sending:
     want_reply: bool = False
     accepted: bool = False
     refused: str = ""
+    lost: bool = False  # at the end of the link it was not whole at the peer
     refusal_seen: bool = False
     cancelled: bool = False
     given_back: bool = False  # a receive was done with it
@@ -196,6 +197,7 @@ class Model:
         self.required = required
         self.ended = [False, False]
         self.stopped = [False, False]
+        self.broken = False
         self._number = 0
         self._order = 0
         self._streams: dict[tuple[int, int], Stream] = {}  # by receiving side and tag
@@ -400,6 +402,7 @@ class Model:
 
     def lose(self, index: int, everything: bool) -> None:
         """The connection breaks, seen by one side first; `everything`: what is under way is lost, too."""
+        self.broken = True
         side = self.sides[index]
         if side.link.state in (LinkState.UP, LinkState.CLOSING):
             if everything:
@@ -465,6 +468,8 @@ class Model:
         self.ended[index] = True
         for (receiver, _), stream in self._streams.items():
             if receiver == index:
+                for message in [*stream.unannounced, *stream.messages]:
+                    message.lost = not message.complete
                 stream.unannounced.clear()
                 waiting, stream.receives = stream.receives, []
                 for place, receive in enumerate(waiting):
@@ -515,8 +520,8 @@ class Model:
             stream.messages.remove(message)
         for receive in list(stream.receives):
             if receive.work.done():
-                unmatched = receive in stream.receives[len(stream.messages) :]
-                closed = self.stopped[side] and receive.inbox and unmatched and isinstance(_error(receive.work), ClosedError)
+                # A closed inbox takes no other message in place of one that was withdrawn.
+                closed = self.stopped[side] and receive.inbox and isinstance(_error(receive.work), ClosedError)
                 assert closed, f"{receive.work} has ended, nothing of its message is there"
                 stream.receives.remove(receive)
         for receive in list(stream.rebuilding):
@@ -617,6 +622,8 @@ class Model:
     def _check_nothing_pends(self) -> None:
         for sending in self.sendings:
             assert sending.work.done(), f"{sending.work} pends for ever"
+            if sending.lost and self.stopped[sending.side] and not self.broken:
+                assert _error(sending.work) is not None, f"{sending} is lost, but the worker that closed believes it is delivered"
         for receive in self.receivings:
             assert receive.work.done(), f"{receive.work} pends for ever"
             if receive.task is not None:
