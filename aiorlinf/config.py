@@ -21,20 +21,26 @@ from typing import Any, TypeVar, cast
 
 import yaml
 
-from aiorlinf.errors import ConfigError
+from aiorlinf.address import AddressRange
+from aiorlinf.errors import ConfigError, UsageError
 
 __all__ = [
+    "BandwidthGroupConfig",
     "ClusterConfig",
     "CollectiveConfig",
+    "DelayPairConfig",
     "JobConfig",
+    "NetEmulationConfig",
     "NetworkConfig",
     "SharedMemoryConfig",
     "TensorBufferPoolConfig",
     "TensorCompressionConfig",
+    "address_ranges",
     "config_to_dict",
     "load_config",
     "option",
     "option_docs",
+    "required",
     "variant",
 ]
 
@@ -65,6 +71,11 @@ def option(
     """
     metadata = {"doc": doc, "choices": choices, "min": minimum, "max": maximum, "above": above}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def required(doc: str, *, minimum: float | None = None, maximum: float | None = None, above: float | None = None) -> Any:
+    """As `option`, for a key that has no default. Such fields come first in their section."""
+    return dataclasses.field(metadata={"doc": doc, "choices": None, "min": minimum, "max": maximum, "above": above})
 
 
 def variant(key: str, source: str) -> Any:
@@ -171,11 +182,85 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DelayPairConfig:
+    """Workers that are far from each other."""
+
+    src: str | tuple[str, ...] = required("workers on the one side: trainer:0, rollout:0-3, rollout:*, or a list of such")
+    dst: str | tuple[str, ...] = required("workers on the other side, in the same form")
+    delay_ms: float = required("milliseconds that a message takes on its way, one way", minimum=0, maximum=60_000)
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, complaint) for what a single key cannot tell."""
+        yield from _check_ranges("src", self.src)
+        yield from _check_ranges("dst", self.dst)
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthGroupConfig:
+    """Workers behind one link to all others."""
+
+    members: str | tuple[str, ...] = required("workers that share the link: rollout:0-3, rollout:*, or a list of such")
+    bandwidth_mbps: float = required("what the link carries per direction; megabits (10^6 bits) per second", above=0, maximum=1_000_000)
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, complaint) for what a single key cannot tell."""
+        yield from _check_ranges("members", self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class NetEmulationConfig:
+    """A slower network than there is, for trying out what a job would do on it."""
+
+    enabled: bool = option(True, "false, or without this section: messages travel as fast as they can")
+    symmetric: bool = option(True, "false: delays hold from src to dst only, bandwidths for what members send only")
+    crossdc_pairs: tuple[DelayPairConfig, ...] = option((), "workers that are far from each other, and how far")
+    bandwidth_groups: tuple[BandwidthGroupConfig, ...] = option((), "workers that share a link to all others, and its bandwidth")
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, complaint) for what a single key cannot tell."""
+        if self.enabled and not self.crossdc_pairs and not self.bandwidth_groups:
+            yield "enabled", "there is nothing to emulate; give crossdc_pairs, bandwidth_groups or both, or set enabled: false"
+        ways = [
+            (index, pair, address_ranges(src), address_ranges(dst))
+            for index, pair in enumerate(self.crossdc_pairs)
+            for src, dst in ((pair.src, pair.dst), *(((pair.dst, pair.src),) if self.symmetric else ()))
+        ]
+        for index, pair, src, dst in ways:
+            for earlier, other, other_src, other_dst in ways:
+                if earlier < index and pair.delay_ms != other.delay_ms and _overlap(src, other_src) and _overlap(dst, other_dst):
+                    delays = f"{pair.delay_ms:g} and {other.delay_ms:g} ms"
+                    both = "; with symmetric: true each pair counts both ways" if self.symmetric else ""
+                    complaint = f"some of its workers have another delay by crossdc_pairs[{earlier}] ({delays}){both}"
+                    yield f"crossdc_pairs[{index}]", complaint
+
+
+def address_ranges(value: str | tuple[str, ...]) -> tuple[AddressRange, ...]:
+    """What a key that names workers says. Raises UsageError if it is malformed, which a loaded configuration is not."""
+    return tuple(AddressRange.parse(text) for text in ((value,) if isinstance(value, str) else value))
+
+
+def _overlap(some: tuple[AddressRange, ...], others: tuple[AddressRange, ...]) -> bool:
+    return any(one.overlaps(other) for one in some for other in others)
+
+
+def _check_ranges(key: str, value: str | tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    if not value:
+        yield key, "no workers are named; allowed: group:rank, group:first-last, group:* or a list of such"
+        return
+    for index, text in enumerate((value,) if isinstance(value, str) else value):
+        try:
+            AddressRange.parse(text)
+        except UsageError as error:
+            yield key if isinstance(value, str) else f"{key}[{index}]", error.message
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """Everything the workers of one job share."""
 
     collective: CollectiveConfig = dataclasses.field(default_factory=CollectiveConfig)
     network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
+    net_emulation: NetEmulationConfig = dataclasses.field(default_factory=lambda: NetEmulationConfig(enabled=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +316,11 @@ def option_docs(section: type = JobConfig, path: str = "") -> Iterator[tuple[str
         nested = _nested_section(_hints(section)[field.name])
         if nested is not None:
             yield from option_docs(nested, inner)
-        else:
-            yield inner, field.metadata["doc"], field.default
+            continue
+        yield inner, field.metadata["doc"], field.default
+        item = _nested_section(_item_hint(_hints(section)[field.name]))
+        if item is not None:
+            yield from option_docs(item, f"{inner}[]")
 
 
 def _plain(value: object) -> Any:
@@ -307,6 +395,12 @@ def _nested_section(hint: Any) -> type | None:
         if isinstance(part, type) and dataclasses.is_dataclass(part):
             return part
     return None
+
+
+def _item_hint(hint: Any) -> Any:
+    """What is in a list of any length; None if it is none."""
+    args = typing.get_args(hint)
+    return args[0] if typing.get_origin(hint) is tuple and args[-1] is Ellipsis else None
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

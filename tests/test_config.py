@@ -19,7 +19,9 @@ from aiorlinf import config as config_module
 from aiorlinf.config import (
     ClusterConfig,
     CollectiveConfig,
+    DelayPairConfig,
     JobConfig,
+    NetEmulationConfig,
     NetworkConfig,
     config_to_dict,
     load_config,
@@ -87,7 +89,7 @@ def test_records_are_frozen() -> None:
     [
         ("cluster.collective.inline_max_byte", 1, "unknown key; do you mean inline_max_bytes? (allowed here: backend, fallback, inl"),
         ("clusters", {}, "unknown key; do you mean cluster? (allowed here: cluster)"),
-        ("cluster.zebra", {}, "unknown key (allowed here: collective, network)"),
+        ("cluster.zebra", {}, "unknown key (allowed here: collective, network, net_emulation)"),
         ("cluster.collective.backend", "glo", "'glo' is not allowed; do you mean gloo? (allowed: auto, stream, shm, gloo)"),
         ("cluster.collective.backend", "tcp", "'tcp' is not allowed (allowed: auto, stream, shm, gloo)"),
         ("cluster.collective.backend", 3, "text (auto, stream, shm, gloo) is expected, not 3"),
@@ -221,6 +223,10 @@ def test_the_shipped_files_say_what_their_names_say() -> None:
 
     assert not compression("one-host.yaml").enabled
     assert not compression("fast-cluster.yaml").enabled
+    emulated = load_config(DEFAULT_YAML.with_name("emulated-datacentres.yaml")).cluster.net_emulation
+    assert emulated.enabled
+    assert emulated.crossdc_pairs == (DelayPairConfig("rollout:*", "trainer:*", 20.0),)
+    assert [group.bandwidth_mbps for group in emulated.bandwidth_groups] == [1000.0, 1000.0]
 
 
 # ---------------------------------------------------------------------------------------------------------- compression
@@ -338,6 +344,98 @@ print([name for name in ("torch", "lz4", "zstandard") if name in sys.modules])
 """
     run = subprocess.run([sys.executable, "-c", code], cwd=DEFAULT_YAML.parent.parent, capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == ["[]"]
+
+
+# ------------------------------------------------------------------------------------------------------------ emulation
+
+EMULATION = "cluster.net_emulation"
+
+
+def emulation_of(**keys: object) -> NetEmulationConfig:
+    return load_config(nested(EMULATION, keys)).cluster.net_emulation
+
+
+def pair(src: object = "rollout:0-3", dst: object = "trainer:0", delay_ms: object = 20) -> dict[str, object]:
+    return {"src": src, "dst": dst, "delay_ms": delay_ms}
+
+
+def test_the_emulation_of_the_design() -> None:
+    emulated = emulation_of(
+        enabled=True, symmetric=True, crossdc_pairs=[pair()], bandwidth_groups=[{"members": ["rollout:0-3"], "bandwidth_mbps": 1000}]
+    )
+    assert emulated.crossdc_pairs == (DelayPairConfig("rollout:0-3", "trainer:0", 20.0),)
+    (group,) = emulated.bandwidth_groups
+    assert (group.members, group.bandwidth_mbps) == (("rollout:0-3",), 1000.0)
+    record = load_config(nested(EMULATION, {"crossdc_pairs": [pair(["a:*", "b:1"])], "symmetric": False}))
+    plain = config_to_dict(record)
+    assert load_config(plain) == load_config(yaml.safe_load(yaml.safe_dump(plain))) == load_config(record) == record
+
+
+@pytest.mark.parametrize("absent", [{}, {"net_emulation": None}, {"net_emulation": {"enabled": False}}])
+def test_without_the_section_nothing_is_emulated(absent: dict[str, Any]) -> None:
+    assert load_config({"cluster": absent}) == JobConfig()
+
+
+def test_an_emulation_that_is_off_is_still_checked() -> None:
+    assert not emulation_of(enabled=False, crossdc_pairs=[pair()]).enabled
+    with pytest.raises(ConfigError, match="names no workers"):
+        emulation_of(enabled=False, crossdc_pairs=[pair("rollout")])
+
+
+@pytest.mark.parametrize(
+    ("keys", "wrong", "said"),
+    [
+        ({"enabled": True}, "enabled", "there is nothing to emulate; give crossdc_pairs, bandwidth_groups or both"),
+        ({"symetric": True}, "symetric", "unknown key; do you mean symmetric?"),
+        ({"crossdc_pairs": [pair(), {"src": "a:0", "dst": "b:0"}]}, "crossdc_pairs[1].delay_ms", "this key is required"),
+        ({"crossdc_pairs": [{**pair(), "delay": 3}]}, "crossdc_pairs[0].delay", "unknown key; do you mean delay_ms?"),
+        ({"crossdc_pairs": [pair(delay_ms=-1)]}, "crossdc_pairs[0].delay_ms", "out of range; allowed: at least 0 and at most 60000"),
+        ({"crossdc_pairs": [pair(src="rollout")]}, "crossdc_pairs[0].src", "names no workers; do you mean rollout:*? (allowed: group:rank"),
+        ({"crossdc_pairs": [pair(dst=["a:0", "b:3-1"])]}, "crossdc_pairs[0].dst[1]", "do you mean b:1-3?"),
+        ({"crossdc_pairs": [pair(dst=[])]}, "crossdc_pairs[0].dst", "no workers are named"),
+        ({"crossdc_pairs": [pair(src=7)]}, "crossdc_pairs[0].src", "text or a list is expected, not 7"),
+        ({"crossdc_pairs": pair()}, "crossdc_pairs", "a list is expected, not a section with keys"),
+        (
+            {"crossdc_pairs": [pair(), pair("trainer:*", "rollout:3", 30)]},
+            "crossdc_pairs[1]",
+            "some of its workers have another delay by crossdc_pairs[0] (30 and 20 ms); with symmetric: true each pair counts both ways",
+        ),
+        (
+            {"symmetric": False, "crossdc_pairs": [pair(), pair("rollout:3", "trainer:*", 3)]},
+            "crossdc_pairs[1]",
+            "another delay by crossdc",
+        ),
+        ({"bandwidth_groups": [{"members": "a:*"}]}, "bandwidth_groups[0].bandwidth_mbps", "this key is required"),
+        ({"bandwidth_groups": [{"members": "a:*", "bandwidth_mbps": 0}]}, "bandwidth_groups[0].bandwidth_mbps", "allowed: above 0 and at"),
+        ({"bandwidth_groups": [{"members": ["a:x"], "bandwidth_mbps": 1}]}, "bandwidth_groups[0].members[0]", "do you mean a:*?"),
+    ],
+)
+def test_errors_in_the_emulation(keys: dict[str, Any], wrong: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        emulation_of(**keys)
+    assert caught.value.path == f"{EMULATION}.{wrong}"
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("symmetric", "entries"),
+    [
+        (True, [pair(), pair("trainer:0", "rollout:0-3")]),  # the same said twice
+        (True, [pair(), pair("rollout:4", "trainer:0", 30)]),
+        (True, [pair("a:*", "b:*", 1), pair("a:*", "c:*", 2), pair("b:*", "c:*", 3)]),
+        (False, [pair(), pair("trainer:0", "rollout:0-3", 30)]),
+    ],
+)
+def test_pairs_that_do_not_contradict_each_other(symmetric: bool, entries: list[dict[str, object]]) -> None:
+    assert len(emulation_of(symmetric=symmetric, crossdc_pairs=entries).crossdc_pairs) == len(entries)
+
+
+def test_an_error_in_an_entry_has_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("cluster:\n  net_emulation:\n    crossdc_pairs:\n      - src: a:0\n        dst: b\n        delay_ms: 1\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert str(caught.value).endswith(f"(hint: in {file}, line 5)")
 
 
 # ------------------------------------------------------------------------------- a new section is one more dataclass
