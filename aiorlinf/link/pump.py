@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiorlinf.link.outgoing import Outgoing, State
 
@@ -17,10 +17,36 @@ if TYPE_CHECKING:
 
     from aiorlinf.link.connection import FrameWriter
 
-__all__ = ["Pump", "cut"]
+__all__ = ["Chunk", "Pump", "Source", "cut"]
 
 _CHUNKS_PER_TURN = 2
 _DRAIN_POLL_SECONDS = 0.0005
+
+Chunk = tuple[list[memoryview], int, int]
+"""The views of one chunk, their bytes together, and how many bytes of the payload they stand for."""
+
+
+class Source(Protocol):
+    """Where the bytes of a payload come from, in order.
+
+    Attributes:
+        lends: what was taken has to be given back: `sent` is called.
+    """
+
+    lends: bool
+
+    @property
+    def over(self) -> bool:
+        """Everything was taken."""
+
+    def take(self, limit: int) -> Chunk | None:
+        """The next bytes, at most `limit`, in views that stay unchanged. None: there are none now; `Pump.wake` tells when there are."""
+
+    def sent(self) -> None:
+        """The kernel has all that was taken so far."""
+
+    def drop(self) -> None:
+        """Nobody wants the rest. May be called again."""
 
 
 def cut(pieces: list[memoryview], limit: int) -> Iterator[tuple[list[memoryview], int]]:
@@ -41,15 +67,39 @@ def cut(pieces: list[memoryview], limit: int) -> Iterator[tuple[list[memoryview]
         yield group, size
 
 
+class _Memory:
+    """A payload that is all there. It meets `Source`."""
+
+    __slots__ = ("_chunks", "_left", "over")
+
+    lends = False
+
+    def __init__(self, pieces: list[memoryview], total: int, limit: int) -> None:
+        self._chunks = cut(pieces, limit)
+        self._left = total
+        self.over = not total
+
+    def take(self, limit: int) -> Chunk | None:
+        if self.over:
+            return None
+        views, size = next(self._chunks)
+        self._left -= size
+        self.over = not self._left
+        return views, size, size
+
+    def sent(self) -> None: ...
+    def drop(self) -> None: ...
+
+
 class _Payload:
     """A payload under way. `attempt` tells it from an earlier start of the same message."""
 
-    __slots__ = ("attempt", "chunks", "out")
+    __slots__ = ("attempt", "out", "source")
 
-    def __init__(self, out: Outgoing, chunks: Iterator[tuple[list[memoryview], int]]) -> None:
+    def __init__(self, out: Outgoing, source: Source) -> None:
         self.out = out
         self.attempt = out.attempt
-        self.chunks = chunks
+        self.source = source
 
     @property
     def wanted(self) -> bool:
@@ -70,7 +120,9 @@ class Pump:
         self._finished = finished
         self._conn: FrameWriter | None = None
         self._active: deque[_Payload] = deque()
+        self._resting: dict[int, _Payload] = {}  # by message id: their sources have nothing at the moment
         self._draining: list[_Payload] = []
+        self._lending: list[Source] = []  # taken from, and the kernel may not have all of it
         self._scheduled = False
 
     def up(self, conn: FrameWriter) -> None:
@@ -81,22 +133,36 @@ class Pump:
         """The link has ended."""
         self._conn = None
         self._active.clear()
+        self._resting.clear()
         self._draining.clear()
+        self._lending.clear()  # whoever still has to write what was lent holds on to it
 
     def begin(self, out: Outgoing, pieces: list[memoryview]) -> None:
         """Send a payload; begins anew if this message was under way already."""
-        out.stream_bytes = sum(map(len, pieces))
+        total = sum(map(len, pieces))
+        out.stream_bytes = total
+        self.begin_source(out, _Memory(pieces, total, self.chunk_bytes))
+
+    def begin_source(self, out: Outgoing, source: Source) -> None:
+        """As `begin`, with a payload that comes into being while it is sent."""
         out.position = 0
         out.attempt += 1
-        self._active.append(_Payload(out, cut(pieces, self.chunk_bytes)))
+        self._active.append(_Payload(out, source))
         self.run()
+
+    def wake(self, message_id: int) -> None:
+        """There is more of a payload whose source had nothing."""
+        payload = self._resting.pop(message_id, None)
+        if payload is not None:
+            self._active.append(payload)
+            self.run()
 
     def run(self) -> None:
         """Write while the socket has room, a few chunks per turn; called whenever there may be room."""
         conn = self._conn
         if conn is None:
             return
-        if self._draining and conn.drained():
+        if (self._draining or self._lending) and conn.drained():
             self._finish_drained()  # now: what is written next would have to be drained first
         budget = _CHUNKS_PER_TURN
         while self._active and not conn.paused:
@@ -104,25 +170,28 @@ class Pump:
                 self._again(0.0)
                 return
             payload = self._active.popleft()
+            out, source = payload.out, payload.source
             if not payload.wanted:
+                source.drop()
                 continue
-            chunk = next(payload.chunks, None)
-            if chunk is None:
+            chunk = source.take(self.chunk_bytes)
+            if chunk is not None:
+                budget -= 1
+                views, size, progress = chunk
+                if source.lends:
+                    self._lending.append(source)
+                conn.send_chunk(out.message_id, views, size)
+                out.position += progress
+            if source.over:
                 self._draining.append(payload)
-                continue
-            budget -= 1
-            pieces, size = chunk
-            out = payload.out
-            conn.send_chunk(out.message_id, pieces, size)
-            out.position += size
-            if out.position < out.stream_bytes:
+            elif chunk is not None:
                 self._active.append(payload)  # others get their turn in between
             else:
-                self._draining.append(payload)
+                self._resting[out.message_id] = payload
         self._settle(conn)
 
     def _settle(self, conn: FrameWriter) -> None:
-        if not self._draining:
+        if not self._draining and not self._lending:
             return
         if conn.drained():
             self._finish_drained()
@@ -130,6 +199,9 @@ class Pump:
             self._again(_DRAIN_POLL_SECONDS)
 
     def _finish_drained(self) -> None:
+        lending, self._lending = self._lending, []
+        for source in lending:
+            source.sent()
         draining, self._draining = self._draining, []
         for payload in draining:
             if payload.wanted:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aiorlinf.config import CollectiveConfig
 from aiorlinf.errors import ClosedError
 from aiorlinf.link.outgoing import Outgoing, State
-from aiorlinf.link.pump import Pump, cut
+from aiorlinf.link.pump import Chunk, Pump, cut
 from aiorlinf.work.base import AsyncWork
 from tests.link.stage import Side, StepHome, StepLoop, join
 
@@ -182,6 +182,98 @@ def test_a_payload_that_begins_anew_is_sent_whole_once_more(bench: Bench) -> Non
     assert bench.writer.chunks == [(1, bytes([9]) * 10), (1, bytes([9]) * 10), (1, bytes([9]) * 5)]
     assert (out.position, out.stream_bytes) == (25, 25)
     assert bench.finished == [1]
+
+
+class Spring:
+    """A payload that comes into being while it is sent: `fill` makes more of it. It meets `link.pump.Source`."""
+
+    lends = True
+
+    def __init__(self, total: int) -> None:
+        self.left = total
+        self.there = 0
+        self.lent = 0
+        self.given_back = 0
+        self.dropped = False
+
+    @property
+    def over(self) -> bool:
+        return not self.left
+
+    def take(self, limit: int) -> Chunk | None:
+        size = min(self.there, limit)
+        if not size:
+            return None
+        self.there -= size
+        self.left -= size
+        self.lent += size
+        return [memoryview(b"s" * size)], size, 2 * size
+
+    def sent(self) -> None:
+        self.given_back, self.lent = self.given_back + self.lent, 0
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+def spring(bench: Bench, ident: int, total: int) -> tuple[Outgoing, Spring]:
+    """A message with such a payload, which starts."""
+    out = Outgoing(AsyncWork(bench.home, "send"), 0, body=b"", total=total)
+    out.message_id = ident
+    out.state = State.STARTED
+    source = Spring(total)
+    bench.pump.begin_source(out, source)
+    return out, source
+
+
+def fill(bench: Bench, ident: int, source: Spring, size: int) -> None:
+    source.there += size
+    bench.pump.wake(ident)
+
+
+def test_a_payload_that_is_not_there_yet_lets_others_go_first(bench: Bench) -> None:
+    out, source = spring(bench, 1, 40)
+    bench.begin(2, 30)
+    bench.turns()
+    assert bench.finished == [2]
+    fill(bench, 1, source, 15)
+    bench.turns()
+    assert (bench.idents(), out.position) == ([2, 2, 2, 1, 1], 30)
+    fill(bench, 1, source, 25)
+    bench.turns()
+    assert (bench.finished, out.position, source.given_back) == ([2, 1], 80, 40)
+
+
+def test_what_was_lent_is_given_back_when_the_kernel_has_it(bench: Bench) -> None:
+    _, source = spring(bench, 1, 40)
+    bench.writer.held = True
+    fill(bench, 1, source, 20)
+    bench.turns()
+    assert (source.lent, source.given_back) == (20, 0)
+    bench.writer.held = False
+    bench.turns()
+    assert (source.lent, source.given_back) == (0, 20)
+    assert bench.finished == []
+
+
+def test_a_payload_that_nobody_wants_any_more_is_dropped(bench: Bench) -> None:
+    out, source = spring(bench, 1, 40)
+    fill(bench, 1, source, 20)
+    bench.turns()
+    out.state = State.DONE
+    fill(bench, 1, source, 20)
+    bench.turns()
+    assert source.dropped
+    assert len(bench.writer.chunks) == 2
+    assert not bench.pump._resting
+
+
+def test_what_comes_after_the_end_of_the_link_is_not_written(bench: Bench) -> None:
+    _, source = spring(bench, 1, 40)
+    bench.pump.down()
+    fill(bench, 1, source, 40)
+    bench.turns()
+    assert bench.writer.chunks == []
 
 
 def test_the_end_of_the_link_ends_everything(bench: Bench) -> None:
