@@ -14,9 +14,10 @@ from aiorlinf.address import WorkerAddress
 from aiorlinf.collective.giving import Gift, encode_giving
 from aiorlinf.config import CollectiveConfig
 from aiorlinf.errors import AiorlinfError, ClosedError, DeadlineExceeded, ForkedHandle, UnsupportedObject, UsageError, WouldBlockLoop
-from aiorlinf.link.incoming import Receive
+from aiorlinf.link.incoming import ParcelReceive, Receive
 from aiorlinf.link.link import LinkState
 from aiorlinf.link.outgoing import Outgoing
+from aiorlinf.link.parcel import Parcel, decode_parcel, encode_parcel
 from aiorlinf.wire.flat import Flat, Kind
 from aiorlinf.wire.frames import MAX_TAG, Flag, stream_key
 from aiorlinf.wire.inline import encode_inline
@@ -178,6 +179,45 @@ class Exchange:
         self._limit(work, timeout, peer, tag)
         return work
 
+    def send_parcel(
+        self, peer: WorkerAddress, context: int, tag: int, parcel: Parcel, timeout: float | None = None, *, keep: bool = False
+    ) -> AsyncWork[None]:
+        """Start to send a message on that was received as a parcel; the peer receives it with a plain `recv`.
+
+        The parcel is given away: it is empty once the send is done. If the send fails or is cancelled, it is whole again by the time that
+        the work says so, and can be sent again (see `Parcel.uncertain`). On one host the peer gets the memory that the parcel lies in.
+
+        Args:
+            keep: the parcel stays whole, so that it can be sent again; the peer gets a copy, which costs one.
+
+        Raises:
+            UsageError: the parcel is empty or being sent.
+        """
+        link = self._links.get(peer)
+        if link is not None and timeout is None and type(tag) is int and 0 <= tag <= MAX_TAG and self._at_home():
+            # As in `send`.
+            body = parcel.whole_body(keep=keep)
+            key = context << 32 | tag
+            if body is not None and key in link.sender.flowing and len(body) <= self._frame_max and link.sender.send_now(key, body):
+                if not keep:
+                    parcel.close()
+                return finished(self.home)
+        self.check(tag)
+        work: AsyncWork[None] = AsyncWork(self.home, "send_parcel", abort=self._withdraw)
+        out = parcel.outgoing(work, stream_key(context, tag), keep=keep)
+        try:
+            self._check_size(out.total)
+            self._run(work, self._send, peer, out)
+        except BaseException:
+            out.restore()
+            raise
+        self._limit(work, timeout, peer, tag)
+        return work
+
+    def _at_home(self) -> bool:
+        """We are on the home loop, open, under no deadline."""
+        return _get_running_loop() is self.home.loop and not self._closed and current_deadline.get() is NO_DEADLINE
+
     def _start(self, work: AsyncWork[None], peer: WorkerAddress, out: Outgoing, gift: Gift | None) -> None:
         if gift is None:
             self._run(work, self._send, peer, out)
@@ -249,6 +289,22 @@ class Exchange:
         work: AsyncWork[Any] = AsyncWork(self.home, operation, abort=cancel_receive, give_back=receive.give_back, detail=receive)
         receive.work = work
         self._run(work, self._post, peer, receive)
+    def recv_parcel(self, peer: WorkerAddress, context: int, tag: int, timeout: float | None = None) -> AsyncWork[Parcel]:
+        """Ask for the next object of a stream, without looking into it: messages of `send`, as `recv` would get them.
+
+        The sender's work is done when the message is whole in our hands. Cancelling gives the message back to the next receive.
+        """
+        self.check(tag)
+        return self._receive("recv_parcel", peer, ParcelReceive(stream_key(context, tag)), timeout)
+
+    def encode_parcel(self, obj: Any) -> Parcel:
+        """A parcel of an object, with a copy of its tensors. Raises as `send`."""
+        return encode_parcel(obj, inline_max=self.config.inline_max_bytes, allow_pickle=self.config.allow_pickle, pool=self.table.pool)
+
+    def decode_parcel(self, parcel: Parcel) -> Any:
+        """The object that a parcel holds; the parcel is empty afterwards. Raises as `recv`."""
+        return decode_parcel(parcel, allow_pickle=self.config.allow_pickle)
+
         self._limit(work, timeout, peer, receive.key & MAX_TAG)
         return work
 

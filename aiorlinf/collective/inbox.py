@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aiorlinf.address import WorkerAddress
 from aiorlinf.collective.exchange import cancel_receive
 from aiorlinf.errors import AiorlinfError, ClosedError, PeerError, UsageError
-from aiorlinf.link.incoming import Incoming, Receive
+from aiorlinf.link.incoming import Incoming, ParcelReceive, Receive
 from aiorlinf.link.mailbox import Mailbox
 from aiorlinf.wire.frames import stream_key
 from aiorlinf.work.base import AsyncWork
@@ -18,7 +18,7 @@ from aiorlinf.work.base import AsyncWork
 if TYPE_CHECKING:
     from aiorlinf.collective.exchange import Exchange
 
-__all__ = ["Inbox"]
+__all__ = ["Inbox", "ParcelInbox"]
 
 log = logging.getLogger("aiorlinf.collective")
 
@@ -31,9 +31,11 @@ class Inbox:
     `async with`, `aclose()`, or by closing the worker. Messages it does not take stay for a later `recv`.
     """
 
-    def __init__(self, exchange: Exchange, tag: int) -> None:
+    _receive_type: type[Receive] = Receive
+
+    def __init__(self, exchange: Exchange, tag: int, context: int = 0) -> None:
         self._exchange = exchange
-        self._key = stream_key(0, tag)
+        self._key = stream_key(context, tag)
         self._waiting: deque[Receive] = deque()
         self._known: list[tuple[int, Incoming, Mailbox]] = []
         self._prune_at = 64
@@ -55,7 +57,7 @@ class Inbox:
         """
         exchange = self._exchange
         exchange.check(0)
-        receive = Receive(self._key, with_sender=True)
+        receive = self._receive_type(self._key, with_sender=True)
         work: AsyncWork[tuple[WorkerAddress, Any]] = AsyncWork(
             exchange.home, "inbox", abort=self._cancel, give_back=receive.give_back, detail=receive
         )
@@ -191,3 +193,13 @@ class Inbox:
         for receive in waiting:
             if not receive.cancelled:
                 receive.fail(type(error)(error.message, operation="inbox", local=self._exchange.local))
+
+
+class ParcelInbox(Inbox):
+    """As `Inbox`, of (sender, `Parcel`): messages of one context and tag, whoever sends them, not looked into. `Parcel.sender` says which
+    life of the sender it was."""
+
+    _receive_type = ParcelReceive
+
+    def __init__(self, exchange: Exchange, context: int, tag: int) -> None:
+        super().__init__(exchange, tag, context)

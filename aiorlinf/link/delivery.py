@@ -10,10 +10,12 @@ import torch
 from aiorlinf.errors import AiorlinfError, UnsupportedObject
 from aiorlinf.link.incoming import Incoming, Receive
 from aiorlinf.link.memory import Copy, byte_tensor, copy_bytes
+from aiorlinf.link.parcel import Parcel, encode_parcel
 from aiorlinf.wire.inline import decode_inline
 from aiorlinf.wire.tree import rebuild
 
 if TYPE_CHECKING:
+    from aiorlinf.address import Identity
     from aiorlinf.work.home import LoopHome
 
 __all__ = ["Answerer", "Delivery", "about", "undecodable_fact"]
@@ -31,6 +33,8 @@ class Answerer(Protocol):
     home: LoopHome
     remote: str
 
+    @property
+    def identity(self) -> Identity | None: ...
     def accept(self, message: Incoming) -> None: ...
     def refuse_reply(self, message: Incoming, fact: dict[str, Any]) -> None: ...
 
@@ -50,6 +54,8 @@ class Delivery:
             receive.fail(about(failure, receive))
         elif receive.tensor_out is not None:
             self._deliver_tensor(receive, receive.tensor_out, message)
+        elif receive.opaque:
+            self._deliver_parcel(receive, message, value)
         elif value is not None:
             self._finish(receive, value[0])
         elif self._is_heavy(message):
@@ -65,6 +71,25 @@ class Delivery:
                     raise
             else:
                 self._hand_over(receive, message, rebuilt)
+
+    def _deliver_parcel(self, receive: Receive, message: Incoming, value: list[Any] | None) -> None:
+        if value is None:
+            parcel = Parcel.of(message)
+        else:  # a receive of the other kind gave it back
+            try:
+                parcel = encode_parcel(value[0], allow_pickle=self.allow_pickle)
+            except Exception as error:  # the classes' own code runs here and may raise anything
+                self._fail(receive, message, error)
+                return
+        parcel.sender = self._answerer.identity
+        self._hand_over(receive, message, parcel)
+
+    def small_parcel(self, body: memoryview) -> Parcel:
+        """A parcel of a whole small message."""
+        whole = body.obj
+        parcel = Parcel(whole if type(whole) is bytes and len(whole) == len(body) else bytes(body))
+        parcel.sender = self._answerer.identity
+        return parcel
 
     def _is_heavy(self, message: Incoming) -> bool:
         content = message.content

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aiorlinf.wire.manifest import Manifest
     from aiorlinf.work.base import AsyncWork
 
-__all__ = ["Content", "Incoming", "Receive", "Whole"]
+__all__ = ["Content", "Incoming", "ParcelReceive", "Receive", "Whole"]
 
 
 class Receive:
@@ -31,7 +31,10 @@ class Receive:
         order: position of the message it got, for giving it back.
         with_sender: the value is (sender, object), as `inbox` gives it.
         receiver: the receiving half that it was posted to, None before that.
+        opaque: the value is a `Parcel`, as `recv_parcel` gives it.
     """
+
+    opaque = False
 
     __slots__ = ("cancelled", "key", "message", "order", "receiver", "tensor_out", "with_sender", "work")
 
@@ -48,6 +51,8 @@ class Receive:
     @property
     def operation(self) -> str:
         """The public call."""
+        if self.opaque:
+            return "recv_parcel"
         return "inbox" if self.with_sender else "recv" if self.tensor_out is None else "recv_tensor"
 
     def finish(self, value: Any) -> None:
@@ -73,11 +78,20 @@ class Receive:
         return f"{self.receiver.local}<-{self.receiver.remote} {tag}"
 
 
+class ParcelReceive(Receive):
+    """A receive that does not look into its message."""
+
+    __slots__ = ()
+
+    opaque = True
+
+
 class Content:
     """Payload of a message that does not come in one frame, or of a tensor.
 
     Attributes:
         manifest: what the payload is; None for tensors, and for a whole small message that had to wait for the window.
+        head: the same as the sender made it.
         spec: description of a `send_tensor` payload.
         total: payload bytes.
         tensors: memory of the leaves, one-dimensional uint8, once the payload has started.
@@ -100,6 +114,7 @@ class Content:
         "copying",
         "direct",
         "ended",
+        "head",
         "lane_pending",
         "manifest",
         "refused",
@@ -113,6 +128,7 @@ class Content:
 
     def __init__(self, manifest: Manifest | None, spec: LeafSpec | None, total: int) -> None:
         self.manifest = manifest
+        self.head = b""
         self.spec = spec
         self.total = total
         self.tensors: list[torch.Tensor] = []

@@ -9,6 +9,8 @@ import torch
 from aiorlinf.wire.frames import Flag
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aiorlinf.link.placement import Placement
     from aiorlinf.wire.flat import Flat
     from aiorlinf.wire.leaves import Leaf
@@ -58,6 +60,7 @@ class Outgoing:
         withdrawn: cancelled, but a transfer that cannot be recalled still uses the memory.
         reply: the work finishes with the peer's answer.
         sender: the sending half that has it, None before that.
+        on_over: called once with (the peer has it, that is certain), before the work ends; for those who send a message on.
     """
 
     __slots__ = (
@@ -74,6 +77,7 @@ class Outgoing:
         "manifest",
         "message_id",
         "moved",
+        "on_over",
         "owned",
         "position",
         "reply",
@@ -121,6 +125,7 @@ class Outgoing:
         self.owned: dict[int, Any] = {}
         self.moved: list[tuple[Any, Any]] = []
         self.sender: Any = None
+        self.on_over: Callable[[bool, bool], None] | None = None
 
     @property
     def operation(self) -> str:
@@ -138,6 +143,13 @@ class Outgoing:
         """The message did not get through: give tensors that were given away back to their handles."""
         moved, self.moved = self.moved, []
         put_back(moved)
+        self.over(False, self.state < State.SENT)
+
+    def over(self, delivered: bool, certain: bool = True) -> None:
+        """See `on_over`; later calls tell nothing."""
+        on_over, self.on_over = self.on_over, None
+        if on_over is not None:
+            on_over(delivered, certain)
 
     def stream_pieces(self, threshold: int | None) -> list[memoryview]:
         """The parts of the payload that travel over the stream, when leaves from `threshold` on do not."""

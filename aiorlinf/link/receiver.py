@@ -33,6 +33,7 @@ from aiorlinf.wire.tensor_header import check_tensor_fits, decode_tensor_spec, d
 if TYPE_CHECKING:
     from aiorlinf.codec.pool import TensorBufferPool
     from aiorlinf.config import CollectiveConfig
+    from aiorlinf.address import Identity
     from aiorlinf.link.connection import FrameWriter
     from aiorlinf.work.home import LoopHome
 
@@ -97,6 +98,12 @@ class Receiver:
 
     def up(self, conn: FrameWriter) -> None:
         """The link is connected."""
+    @property
+    def identity(self) -> Identity | None:
+        """The life of the peer, None while the link is not up."""
+        identity: Identity | None = self.mailbox.owner.identity
+        return identity
+
         self._conn = conn
 
     def reply(self, kind: int, key: int, body: bytes = b"", flags: int = 0) -> None:
@@ -217,7 +224,9 @@ class Receiver:
         manifest = decode_manifest(head, limits=self._limits)
         if manifest.payload_bytes != total:
             raise WireError(f"leaves of {manifest.payload_bytes} bytes are announced as {total}")
-        return Content(manifest, None, total)
+        content = Content(manifest, None, total)
+        content.head = head
+        return content
 
     def _keep(self, message: Incoming) -> None:
         """Nobody waits for it yet."""
@@ -336,6 +345,9 @@ class Receiver:
         wrong = _mismatch(receive, message)
         if wrong is not None:
             self.mismatches += 1
+        if receive.opaque:
+            receive.finish(self.delivery.small_parcel(body))
+            return
             sent, expected = wrong
             self._refuse(message, {"why": "mismatch", "sent": sent, "expected": expected})
             receive.fail(about(Mismatch(sent, expected), receive))
@@ -621,6 +633,9 @@ class Receiver:
             self._keep(message)
 
     def fail_all(self, make_error: Callable[[], AiorlinfError]) -> None:
+        if receive.opaque:
+            self._offer((value[1] if receive.with_sender else value).message(receive.key, receive.order))
+            return
         """The link has ended: messages that are complete can still be received, everything else has failed."""
         self._conn = None
         if self.shared is not None:

@@ -297,6 +297,7 @@ class Sender:
         self._stop_waiting(out)
         if out.state != State.SENT:
             self._end(out, b"", Flag.WITHDRAWN)
+        out.over(False)
         self._fail(out, _refusal(bytes(body), self.remote))
 
     def _on_regret(self, body: bytes) -> None:
@@ -316,6 +317,7 @@ class Sender:
 
     def _done(self, out: Outgoing) -> None:
         work = out.work
+        out.over(True)
         self._forget(out)
         if work is not None:
             work._finish(None)
@@ -374,6 +376,7 @@ class Sender:
         self._stop_waiting(out)
         if out.busy:
             out.withdrawn = True  # a started transfer cannot be recalled; it is thrown away at its end
+            out.over(False)
         else:
             self.end_withdrawn(out)
 

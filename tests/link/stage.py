@@ -233,6 +233,7 @@ class FewLinks:
         self.home = home
         self.address = address
         self.memory = None
+        self.pool = None
         self.wildcards: dict[int, Wildcard] = {}
         self.inboxes: set[Inbox] = set()
         self.orders: Iterator[int] = itertools.count()
