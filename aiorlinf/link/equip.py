@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aiorlinf.link.host_memory import HostMemory
     from aiorlinf.link.link import Link
     from aiorlinf.link.me import Self
+    from aiorlinf.manager.emulation import Route
     from aiorlinf.wire.handshake import Hello
     from aiorlinf.work.home import LoopHome
 
@@ -25,8 +26,20 @@ __all__ = ["equip"]
 log = logging.getLogger("aiorlinf.link")
 
 
-def equip(home: LoopHome, link: Link, me: Self, memory: HostMemory, connection: Connection, hello: Hello, identity: Identity) -> None:
+def equip(
+    home: LoopHome,
+    link: Link,
+    me: Self,
+    memory: HostMemory,
+    connection: Connection,
+    hello: Hello,
+    identity: Identity,
+    route: Route | None = None,
+) -> None:
     """Give the link its ways around the stream. Each side chooses for what it sends, and is ready to receive any way.
+
+    Args:
+        route: of the emulated network, for what we send: such payloads stay on the stream, where they are held up.
 
     Raises:
         BackendUnavailable: the backend asked for cannot be had, and may not be replaced.
@@ -39,15 +52,18 @@ def equip(home: LoopHome, link: Link, me: Self, memory: HostMemory, connection: 
     shared_hello = hello.capabilities.get("shm")
     shared_hello = shared_hello if isinstance(shared_hello, dict) else {}
     shm_problem = memory.problem_with(shared_hello, same_host)
+    emulated = None if route is None else f"the network between the two is emulated ({route})"
     choice: Choice = select_backend(
         me.backend,
         fallback=collective.fallback,
         same_host=same_host,
         same_worker=False,
-        shm_problem=shm_problem,
-        gloo_problem=gloo_problem,
+        shm_problem=emulated or shm_problem,
+        gloo_problem=emulated or gloo_problem,
     )
     link.backend, link.reason = choice.name, choice.reason
+    if emulated is not None and emulated not in link.reason:
+        link.reason += f"; {emulated}"
     threshold = max(collective.inline_max_bytes, 1)
     if shm_problem is None:
         shared = memory.equip(link, shared_hello, me.identity, identity)

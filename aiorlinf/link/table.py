@@ -30,6 +30,7 @@ from aiorlinf.errors import (
 )
 from aiorlinf.link.arbitrate import Answer, arbitrate
 from aiorlinf.link.dial import Refused, ServerSide, dial, dial_unix
+from aiorlinf.link.emulation import Emulation
 from aiorlinf.link.equip import equip
 from aiorlinf.link.host_memory import HostMemory
 from aiorlinf.link.link import Link, LinkState
@@ -93,6 +94,7 @@ class LinkTable:
         self._unproven: dict[ServerSide, None] = {}
         self._servers: list[asyncio.Server] = []
         self.memory: HostMemory | None = None
+        self._emulation: Emulation | None = None
         self.pool = TensorBufferPool(CollectiveConfig().tensor_buffer_pool.max_bytes)
         self._trimmer: Trimmer | None = None
         self._closed = False
@@ -152,7 +154,7 @@ class LinkTable:
         config = (self._self.config if self._self is not None else JobConfig()).cluster.collective
         link = Link(self.home, self.address, peer, config, self.wildcards, self._orders, self._on_link_end)
         link.receiver.pool = self.pool
-        link.receiver.on_late = functools.partial(self._leave_behind, link)
+        link.receiver.on_late = functools.partial(self._given_back_late, link)
         self._links[peer] = link
         return link
 
@@ -317,6 +319,9 @@ class LinkTable:
         """Accept peers on these listening sockets from now on."""
         self._self = me
         self._manager = manager
+        emulation = me.config.cluster.net_emulation
+        if emulation.enabled:
+            self._emulation = Emulation(self.home, self.address, emulation, manager)
         for link in self._links.values():
             link.configure(me.config.cluster.collective)
         loop = self.home.loop
@@ -401,16 +406,22 @@ class LinkTable:
             link.end(lambda: LinkError(f"{identity} did not say how large its window is", remote=identity.address))
             return
         assert self.memory is not None
+        route = None if self._emulation is None else self._emulation.route(identity.address)
         try:
-            equip(self.home, link, me, self.memory, connection, hello, identity)
+            equip(self.home, link, me, self.memory, connection, hello, identity, route)
         except BackendUnavailable as error:
             connection.abort()
             link.end(functools.partial(_again, error))
             return
         collective = me.config.cluster.collective
         limit = max(collective.max_manifest_bytes, collective.inline_max_bytes) + (1 << 16)
-        link.up(connection, identity, window, address)
-        connection.adopt(link, leftover, limit)
+        if self._emulation is None or route is None:
+            link.up(connection, identity, window, address)
+            connection.adopt(link, leftover, limit)
+        else:
+            emulated = self._emulation.over(route, connection, link)
+            link.up(emulated, identity, window, address)
+            connection.adopt(emulated, leftover, limit)
 
     def _take_note(self, link: Link | None) -> None:
         """What fails as a link ends may run user code that uses the peer again before we are told of the end."""
@@ -444,6 +455,17 @@ class LinkTable:
         if link not in links:
             links.append(link)
 
+    def _given_back_late(self, link: Link) -> None:
+        """A message went back to a link that has ended: to whoever waits on the next one, which must not get a later one first."""
+        current = self._links.get(link.remote)
+        if current is not None and current is not link and current.identity in (None, link.identity):
+            for message in list(link.mailbox.all_queued()):
+                if current.mailbox.awaited(message.key):
+                    link.mailbox.remove(message)
+                    current.receiver.offer(message)
+        if len(link.mailbox):
+            self._leave_behind(link)
+
     def _on_link_end(self, link: Link) -> None:
         if self._links.get(link.remote) is link:
             del self._links[link.remote]
@@ -471,6 +493,8 @@ class LinkTable:
             link.stop_receiving()
         if links:
             await asyncio.wait([link.sender.idle() for link in links], timeout=timeout)
+        if self._emulation is not None:  # what is done for its sender may still be under way
+            await self._emulation.flushed(end - time.monotonic())
         lost = []
         for link in links:
             unfinished = link.sender.unfinished() if link.state is not LinkState.ENDED else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from aiorlinf.address import WorkerAddress
@@ -13,6 +13,7 @@ from aiorlinf.config import JobConfig, NetworkConfig, load_config
 from aiorlinf.errors import AuthenticationError, ClosedError, ForkedHandle, LinkError, RendezvousError, UsageError, WireError
 from aiorlinf.manager.connection import ManagerConnection
 from aiorlinf.manager.dial import Budget, Dialer
+from aiorlinf.manager.emulation import Booking
 from aiorlinf.manager.protocol import Registration, WorkerRecord, error_from_dict, parse_request
 from aiorlinf.rendezvous.hosts import host_identity, host_labels
 from aiorlinf.wire.handshake import Hello
@@ -189,6 +190,17 @@ class ManagerClient:
             records += [_record(item) for item in page]
             more = bool(page) and answer.get("more") is True
         return records
+
+    async def book(self, budgets: Sequence[int], nbytes: int, timeout: float) -> Booking:
+        """Book bandwidth of the emulated network, which all workers of the job share.
+
+        Raises RendezvousError when the manager is lost or does not answer in time. Cancelling leaves it booked.
+        """
+        answer = await self._request({"op": "book", "budgets": list(budgets), "bytes": nbytes}, timeout)
+        wait, span = answer.get("wait"), answer.get("span")
+        if not (isinstance(wait, float) and isinstance(span, float) and wait >= 0 and span >= 0):
+            raise WireError("the manager answered a booking without saying how long it takes", address=self.address)
+        return Booking(wait, span)
 
     def expect(self, addresses: Iterable[str]) -> None:
         """Tell a manager with a closed set of workers that these will join, too. Returns at once."""

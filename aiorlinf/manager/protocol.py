@@ -21,6 +21,7 @@ from aiorlinf.errors import LinkError, RendezvousError, UsageError, WireError
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
+    "Book",
     "Expect",
     "Forget",
     "ListWorkers",
@@ -186,6 +187,15 @@ class ListWorkers:
 
 
 @dataclass(frozen=True, slots=True)
+class Book:
+    """I am about to send ``nbytes`` through these budgets of the emulated network, in this order (`manager.emulation`)."""
+
+    id: int
+    budgets: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     """The answer to request ``id`` is not wanted any more."""
 
@@ -204,7 +214,7 @@ class Pong:
     """I am alive."""
 
 
-Request = Register | Unregister | Lookup | ListWorkers | Forget | Expect | Pong
+Request = Register | Unregister | Lookup | ListWorkers | Book | Forget | Expect | Pong
 
 
 def parse_request(message: Mapping[str, Any]) -> Request:
@@ -228,6 +238,8 @@ def parse_request(message: Mapping[str, Any]) -> Request:
         return Unregister(_integer(message, "id", 1, _MAX_ID))
     if op == "workers":
         return ListWorkers(_integer(message, "id", 1, _MAX_ID), None if message.get("after") is None else _address(message, "after"))
+    if op == "book":
+        return Book(_integer(message, "id", 1, _MAX_ID), _numbers(message, "budgets", 256), _integer(message, "bytes", 1, 2**48))
     if op == "forget":
         return Forget(_integer(message, "id", 1, _MAX_ID))
     if op == "expect":
@@ -346,6 +358,13 @@ def _texts(data: Mapping[str, Any], key: str, count: int, limit: int) -> tuple[s
     value = data.get(key)
     if not isinstance(value, list) or len(value) > count or not all(isinstance(item, str) and len(item) <= limit for item in value):
         raise WireError(f"{key} is not a list of at most {count} texts")
+    return tuple(value)
+
+
+def _numbers(data: Mapping[str, Any], key: str, count: int) -> tuple[int, ...]:
+    value = data.get(key)
+    if not isinstance(value, list) or not 1 <= len(value) <= count or not all(type(item) is int and 0 <= item < 2**31 for item in value):
+        raise WireError(f"{key} is not a list of 1 to {count} whole numbers")
     return tuple(value)
 
 

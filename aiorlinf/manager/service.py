@@ -7,14 +7,18 @@ import itertools
 import logging
 import resource
 import secrets
+import time
 from collections.abc import Iterable
 from typing import Any
 
+from aiorlinf.address import WorkerAddress
 from aiorlinf.config import JobConfig, config_to_dict
 from aiorlinf.errors import AuthenticationError, ClosedError, LinkError, UsageError, WireError
 from aiorlinf.manager.connection import ManagerConnection
 from aiorlinf.manager.directory import Directory, Instruction, Probe, Refuse, Reply, SessionId, Tell, Wait
+from aiorlinf.manager.emulation import Budgets, missing_ranges
 from aiorlinf.manager.protocol import (
+    Book,
     Expect,
     Forget,
     ListWorkers,
@@ -60,10 +64,14 @@ class ManagerService:
         self.max_unproven = max_unproven()  # connections that may be in the handshake at once; the oldest is dropped for the next
         self.refused = 0  # connections that did not get through the handshake
         self._token = token
-        self._directory = Directory(job=self.job, config=config_to_dict(config), expected=expected)
+        workers = None if expected is None else [WorkerAddress(address) for address in expected]
+        self._directory = Directory(job=self.job, config=config_to_dict(config), expected=workers)
+        for name in () if workers is None else missing_ranges(config.cluster.net_emulation, workers):
+            _log.warning("cluster.net_emulation names %s, but the job has no such worker", name)
         # in the hello already: a worker must know where to listen before it can register
         self._hello = Hello(role="manager", job=self.job, capabilities={"config": config_to_dict(config)})
         self.handshake()  # a configuration that is too large for it fails here and not at every connection
+        self._budgets = Budgets(config.cluster.net_emulation)
         self._server: asyncio.Server | None = None
         self._closed = False
         self._numbers = itertools.count(1)
@@ -161,6 +169,8 @@ class ManagerService:
                 self._obey(directory.unregister(session.id, request))
             case ListWorkers():
                 self._obey(directory.workers(session.id, request))
+            case Book():
+                session.answer(request.id, self._book(request))
             case Forget():
                 session.stop_timer(request.id)
                 directory.forget(session.id, request.id)
@@ -168,6 +178,13 @@ class ManagerService:
                 directory.expect(request)
             case Pong():
                 session.alive.set()
+
+    def _book(self, request: Book) -> dict[str, Any]:
+        if max(request.budgets) >= len(self._budgets):
+            error = UsageError(f"the emulated network has {len(self._budgets)} budgets, not {request.budgets}")
+            return {"error": error_to_dict(error)}
+        booking = self._budgets.book(request.budgets, request.nbytes, time.monotonic())
+        return {"ok": {"wait": booking.wait_s, "span": booking.span_s}}
 
     def _obey(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
