@@ -141,7 +141,15 @@ class AsyncWork(Generic[T]):
         entries = self._entries
         if entries is not None:
             self._entries = None
-            self._tell(entries if type(entries) is list else (entries,))
+            if type(entries) is Future:  # the common case of `_tell`: one task on the home loop
+                try:
+                    if not entries.done():
+                        entries.set_result(True)
+                except RuntimeError:
+                    if not self._home.loop.is_closed():
+                        raise
+            else:
+                self._tell(entries if type(entries) is list else (entries,))
         return True
 
     def _fail(self, error: BaseException | type[BaseException]) -> bool:
@@ -343,6 +351,9 @@ class AsyncWork(Generic[T]):
             if not turns & 63:
                 # A loop of operations that are always ready must not starve everybody else.
                 yield from self._yield_once()
+            elif self._give_back is None and self._state == DONE:  # the common case of `_outcome`
+                done: T = self._value
+                return done
             return self._outcome()
         loop = get_running_loop()
         if loop is not home.loop:
@@ -365,7 +376,11 @@ class AsyncWork(Generic[T]):
             self._forget_soon(future)
             raise
         self._claims -= 1
-        return self._outcome()
+        if self._state == DONE:  # the common case of `_outcome`; this is the home thread
+            self._give_back = None
+            value: T = self._value
+            return value
+        self._reraise()
 
     def _yield_once(self) -> Generator[Any, None, None]:
         if self._give_back is None:

@@ -1,4 +1,4 @@
-"""A work that is over when it is made, with nothing to tell. Small sends end so, thousands of times a second."""
+"""Works that are over when they are made: small sends, and receives whose message waits. There are thousands of them in a second."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from aiorlinf.work.base import DONE, AsyncWork
 from aiorlinf.work.deadline import NO_DEADLINE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["FinishedWork", "finished"]
+__all__ = ["FinishedWork", "arrived", "finished"]
 
 
 def _made_here() -> None:
@@ -18,7 +20,7 @@ def _made_here() -> None:
 
 
 class FinishedWork(AsyncWork[None]):
-    """Done with None. Everything but its home is the same for all of them, so it lies in the class; what is changed later, a then-step
+    """Done with None, with nothing to tell. Everything but its home is the same for all of them, so it lies in the class; what is changed later, a then-step
     attached, say, goes into the instance."""
 
     __slots__ = ("__dict__",)
@@ -38,7 +40,25 @@ class FinishedWork(AsyncWork[None]):
     _lasti = 0
 
 
+class ArrivedWork(FinishedWork):
+    """A receive that found its message waiting."""
+
+    __slots__ = ()
+
+    _operation = "recv"
+
+
 _new = object.__new__
+
+
+def arrived(home: LoopHome, value: Any, give_back: Callable[[Any], object], detail: Any) -> AsyncWork[Any]:
+    """A receive that is done with `value`; the other arguments are those of `AsyncWork`."""
+    work = _new(ArrivedWork)
+    work._home = home
+    work._value = value
+    work._give_back = give_back  # type: ignore[assignment]  # the class says None for all others
+    work._detail = detail
+    return work
 
 
 def finished(home: LoopHome) -> AsyncWork[None]:
