@@ -267,7 +267,11 @@ class Exchange:
             and link.state is LinkState.UP
             and peer not in self._left_behind
         ):
-            receive = Receive(context << 32 | tag)
+            key = context << 32 | tag
+            done = link.receiver.ready(key)
+            if done is not None:
+                return done
+            receive = Receive(key)
             work: AsyncWork[Any] = AsyncWork(self.home, "recv", abort=cancel_receive, give_back=receive.give_back, detail=receive)
             receive.work = work
             link.receiver.post(receive)

@@ -102,6 +102,11 @@ class Mailbox:
             position += 1
         arrived.insert(position, message)
 
+    def peek(self, key: int) -> Incoming | None:
+        """The oldest queued message of this stream; it stays."""
+        stream = self._streams.get(key)
+        return stream.arrived[0] if stream is not None and stream.arrived else None
+
     def first(self, key: int) -> Incoming | None:
         """Take the oldest queued message of this stream."""
         stream = self._streams.get(key)
@@ -174,6 +179,11 @@ class Mailbox:
             stream.posted.clear()
             self._settle(key, stream)
         return taken
+
+    def awaited(self, key: int) -> bool:
+        """Whether a receive of this stream waits."""
+        stream = self._streams.get(key)
+        return stream is not None and any(not receive.cancelled for receive in stream.posted)
 
     def posted_keys(self) -> list[int]:
         """Streams on which somebody waits, for diagnosis."""

@@ -31,6 +31,8 @@ from aiorlinf.wire.manifest import Limits, decode_manifest
 from aiorlinf.wire.tensor_header import check_tensor_fits, decode_tensor_spec, describe_spec, describe_tensor, sendable_leaf
 
 if TYPE_CHECKING:
+from aiorlinf.work.base import AsyncWork
+from aiorlinf.work.finished import arrived
     from aiorlinf.codec.pool import TensorBufferPool
     from aiorlinf.config import CollectiveConfig
     from aiorlinf.address import Identity
@@ -166,7 +168,7 @@ class Receiver:
             receive.order = order
             if key not in self._flowing:
                 self._flow(key)
-            self._hand_out(receive, key, body)
+            self._hand_out(receive, body)
             return
         if receive is None and not flags:
             self._keep(Whole(key, order, bytes(body), cost))
@@ -318,20 +320,35 @@ class Receiver:
             receive.order = message.order
             self._consume(message.charged)
             assert message.body is not None
-            self._hand_out(receive, key, memoryview(message.body))
+            self._hand_out(receive, memoryview(message.body))
         else:
             self.match(receive, message)
 
-    def _hand_out(self, receive: Receive, key: int, body: memoryview) -> None:
+    def ready(self, key: int) -> AsyncWork[Any] | None:
+        """`post` and all that follows it for a `recv` whose message waits, a plain small one: its work, which is over. None: post it."""
+        message = self.mailbox.peek(key)
+        if type(message) is not Whole or key not in self._flowing:
+            return None
+        self.mailbox.first(key)
+        self._consume(message.charged)
+        receive = Receive(key)
+        receive.receiver = self
+        receive.order = message.order
+        assert message.body is not None
+        try:
+            value = decode_inline(memoryview(message.body), allow_pickle=self.allow_pickle)
+        except BaseException as error:
+            receive.work = work = AsyncWork(self.home, "recv", detail=receive)
+            self._undecodable(receive, error)
+            return work
+        return arrived(self.home, value, receive.give_back, receive)
+
+    def _hand_out(self, receive: Receive, body: memoryview) -> None:
         """A whole small message becomes the receive's value."""
         try:
             value = decode_inline(body, allow_pickle=self.allow_pickle)
-        except BaseException as error:  # whatever unpickled code raises, sys.exit() too, concerns this message only
-            failure = self.delivery.undecodable(error, receive)
-            self._regret(key, 0, undecodable_fact(failure))
-            receive.fail(failure)
-            if isinstance(error, KeyboardInterrupt):
-                raise
+        except BaseException as error:
+            self._undecodable(receive, error)
             return
         work = receive.work
         receive.work = None
@@ -346,6 +363,14 @@ class Receiver:
         if wrong is not None:
             self.mismatches += 1
         if receive.opaque:
+    def _undecodable(self, receive: Receive, error: BaseException) -> None:
+        """Whatever unpickled code raises, sys.exit() too, concerns this message only."""
+        failure = self.delivery.undecodable(error, receive)
+        self._regret(receive.key, 0, undecodable_fact(failure))
+        receive.fail(failure)
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+
             receive.finish(self.delivery.small_parcel(body))
             return
             sent, expected = wrong
@@ -549,6 +574,13 @@ class Receiver:
         if receive.with_sender:
             wildcard = self.mailbox.wildcards.get(key)
             if wildcard is None:
+    def _corrupt(self, message: Incoming, error: AiorlinfError) -> None:
+        """What was compressed is not what was sent: an error on both sides, for this message only."""
+        del self.opened[message.message_id]
+        log.warning("%s: a message of %s arrived damaged: %s", self.local, self.remote, error)
+        self.refuse_reply(message, {"why": "corrupt", "message": f"the payload arrived damaged: {error.message}", "type": "WireError"})
+        self._spoil(message, error)
+
                 receive.fail(about(ClosedError("the inbox was closed"), receive))
             else:
                 wildcard.again(receive)
@@ -587,7 +619,7 @@ class Receiver:
             self.mailbox.withdraw(receive.key, receive)
             return
         self._unmatch(receive, message)
-        self._offer(message)
+        self.offer(message)
 
     def _unmatch(self, receive: Receive, message: Incoming) -> None:
         receive.message = None
@@ -616,9 +648,9 @@ class Receiver:
             message.content = Content(None, sendable_leaf(value).spec, len(message.body))
         else:
             message.value = [value[1] if receive.with_sender else value]
-        self._offer(message)
+        self.offer(message)
 
-    def _offer(self, message: Incoming) -> None:
+    def offer(self, message: Incoming) -> None:
         """Nobody has it any more: it goes to the next receive, that one's message to the one after it, and so on."""
         for following in self._matched_after(message):
             later = following.receive
@@ -633,9 +665,6 @@ class Receiver:
             self._keep(message)
 
     def fail_all(self, make_error: Callable[[], AiorlinfError]) -> None:
-        if receive.opaque:
-            self._offer((value[1] if receive.with_sender else value).message(receive.key, receive.order))
-            return
         """The link has ended: messages that are complete can still be received, everything else has failed."""
         self._conn = None
         if self.shared is not None:
@@ -647,6 +676,9 @@ class Receiver:
             receive, message.receive = message.receive, None
             self.mailbox.remove(message)
             if receive is not None:
+        if receive.opaque:
+            self.offer((value[1] if receive.with_sender else value).message(receive.key, receive.order))
+            return
                 receive.message = None
                 error = make_error()
                 if content is not None:

@@ -229,6 +229,25 @@ async def test_what_a_peer_had_sent_outlives_a_broken_connection(problems: list[
 
 
 @pytest.mark.asyncio
+async def test_what_is_given_back_late_goes_to_whoever_waits_on_the_next_link(problems: list[dict[str, Any]]) -> None:
+    async with workers("a:0", "b:0") as (a, b):
+        await b.send("from before", "a:0")
+        old = link_of(a, "b:0")
+        break_connection(old)
+        await until(lambda: old.state is LinkState.ENDED and not b._table.links())
+        first = a.recv("b:0")
+        assert first.done()
+        second, third = a.recv("b:0"), a.recv("b:0")
+        await b.send("from after", "a:0", tag=1)
+        assert not second.done()
+        assert first.cancel(), "nobody has taken its value"
+        assert await second.async_wait(20) == "from before"
+        await b.send("from now", "a:0")
+        assert await third == "from now"
+        assert await a.recv("b:0", tag=1) == "from after"
+
+
+@pytest.mark.asyncio
 async def test_what_an_earlier_life_had_sent_is_dropped_aloud(problems: list[dict[str, Any]], caplog: pytest.LogCaptureFixture) -> None:
     async with workers("a:0") as (a,):
         async with init("b:0", manager=a.manager_address, token=TOKEN) as b:
