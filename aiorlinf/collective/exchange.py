@@ -289,10 +289,6 @@ class Exchange:
             raise UnsupportedObject("out is a lazy conjugate or negative view", hint="receive into a plain tensor")
         return self._receive("recv_tensor", peer, Receive(stream_key(context, tag), out), timeout)
 
-    def _receive(self, operation: str, peer: WorkerAddress, receive: Receive, timeout: float | None) -> AsyncWork[Any]:
-        work: AsyncWork[Any] = AsyncWork(self.home, operation, abort=cancel_receive, give_back=receive.give_back, detail=receive)
-        receive.work = work
-        self._run(work, self._post, peer, receive)
     def recv_parcel(self, peer: WorkerAddress, context: int, tag: int, timeout: float | None = None) -> AsyncWork[Parcel]:
         """Ask for the next object of a stream, without looking into it: messages of `send`, as `recv` would get them.
 
@@ -309,6 +305,10 @@ class Exchange:
         """The object that a parcel holds; the parcel is empty afterwards. Raises as `recv`."""
         return decode_parcel(parcel, allow_pickle=self.config.allow_pickle)
 
+    def _receive(self, operation: str, peer: WorkerAddress, receive: Receive, timeout: float | None) -> AsyncWork[Any]:
+        work: AsyncWork[Any] = AsyncWork(self.home, operation, abort=cancel_receive, give_back=receive.give_back, detail=receive)
+        receive.work = work
+        self._run(work, self._post, peer, receive)
         self._limit(work, timeout, peer, receive.key & MAX_TAG)
         return work
 

@@ -29,13 +29,13 @@ from aiorlinf.wire.inline import decode_inline
 from aiorlinf.wire.leaves import read_spec
 from aiorlinf.wire.manifest import Limits, decode_manifest
 from aiorlinf.wire.tensor_header import check_tensor_fits, decode_tensor_spec, describe_spec, describe_tensor, sendable_leaf
-
-if TYPE_CHECKING:
 from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.finished import arrived
+
+if TYPE_CHECKING:
+    from aiorlinf.address import Identity
     from aiorlinf.codec.pool import TensorBufferPool
     from aiorlinf.config import CollectiveConfig
-    from aiorlinf.address import Identity
     from aiorlinf.link.connection import FrameWriter
     from aiorlinf.work.home import LoopHome
 
@@ -98,14 +98,14 @@ class Receiver:
         self.allow_pickle = self.delivery.allow_pickle = config.allow_pickle
         self._limits = Limits(max_manifest_bytes=config.max_manifest_bytes, max_message_bytes=config.max_message_bytes)
 
-    def up(self, conn: FrameWriter) -> None:
-        """The link is connected."""
     @property
     def identity(self) -> Identity | None:
         """The life of the peer, None while the link is not up."""
         identity: Identity | None = self.mailbox.owner.identity
         return identity
 
+    def up(self, conn: FrameWriter) -> None:
+        """The link is connected."""
         self._conn = conn
 
     def reply(self, kind: int, key: int, body: bytes = b"", flags: int = 0) -> None:
@@ -345,6 +345,9 @@ class Receiver:
 
     def _hand_out(self, receive: Receive, body: memoryview) -> None:
         """A whole small message becomes the receive's value."""
+        if receive.opaque:
+            receive.finish(self.delivery.small_parcel(body))
+            return
         try:
             value = decode_inline(body, allow_pickle=self.allow_pickle)
         except BaseException as error:
@@ -355,14 +358,6 @@ class Receiver:
         if work is not None:
             work._finish(value)
 
-    def match(self, receive: Receive, message: Incoming) -> None:
-        """`message`, taken from its queue, goes to `receive`."""
-        receive.order = message.order
-        self._unmatched_tensors.discard(message)
-        wrong = _mismatch(receive, message)
-        if wrong is not None:
-            self.mismatches += 1
-        if receive.opaque:
     def _undecodable(self, receive: Receive, error: BaseException) -> None:
         """Whatever unpickled code raises, sys.exit() too, concerns this message only."""
         failure = self.delivery.undecodable(error, receive)
@@ -371,8 +366,13 @@ class Receiver:
         if isinstance(error, KeyboardInterrupt):
             raise error
 
-            receive.finish(self.delivery.small_parcel(body))
-            return
+    def match(self, receive: Receive, message: Incoming) -> None:
+        """`message`, taken from its queue, goes to `receive`."""
+        receive.order = message.order
+        self._unmatched_tensors.discard(message)
+        wrong = _mismatch(receive, message)
+        if wrong is not None:
+            self.mismatches += 1
             sent, expected = wrong
             self._refuse(message, {"why": "mismatch", "sent": sent, "expected": expected})
             receive.fail(about(Mismatch(sent, expected), receive))
@@ -574,13 +574,6 @@ class Receiver:
         if receive.with_sender:
             wildcard = self.mailbox.wildcards.get(key)
             if wildcard is None:
-    def _corrupt(self, message: Incoming, error: AiorlinfError) -> None:
-        """What was compressed is not what was sent: an error on both sides, for this message only."""
-        del self.opened[message.message_id]
-        log.warning("%s: a message of %s arrived damaged: %s", self.local, self.remote, error)
-        self.refuse_reply(message, {"why": "corrupt", "message": f"the payload arrived damaged: {error.message}", "type": "WireError"})
-        self._spoil(message, error)
-
                 receive.fail(about(ClosedError("the inbox was closed"), receive))
             else:
                 wildcard.again(receive)
@@ -640,6 +633,9 @@ class Receiver:
 
     def give_back(self, receive: Receive, value: Any) -> None:
         """The caller was cancelled between delivery and taking the value: the message goes back to its place."""
+        if receive.opaque:
+            self.offer((value[1] if receive.with_sender else value).message(receive.key, receive.order))
+            return
         is_tensor = receive.tensor_out is not None
         message = Incoming(receive.key, receive.order, 0, is_tensor=is_tensor, want_reply=False)
         message.complete = True
@@ -676,9 +672,6 @@ class Receiver:
             receive, message.receive = message.receive, None
             self.mailbox.remove(message)
             if receive is not None:
-        if receive.opaque:
-            self.offer((value[1] if receive.with_sender else value).message(receive.key, receive.order))
-            return
                 receive.message = None
                 error = make_error()
                 if content is not None:
