@@ -15,6 +15,7 @@ from aiorlinf.config import JobConfig, config_to_dict
 from aiorlinf.errors import AuthenticationError, ConfigError, LinkError, RendezvousError, UsageError, WireError
 from aiorlinf.manager.protocol import (
     MAX_MESSAGE_BYTES,
+    Book,
     Expect,
     Forget,
     ListWorkers,
@@ -93,6 +94,7 @@ def test_requests() -> None:
     assert parse_request({"op": "forget", "id": 5}) == Forget(5)
     assert parse_request({"op": "expect", "addresses": ["rollout:0"]}) == Expect((rollout,))
     assert parse_request({"op": "pong"}) == Pong()
+    assert parse_request({"op": "book", "id": 6, "budgets": [2, 1], "bytes": 1000}) == Book(6, (2, 1), 1000)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +132,19 @@ def test_requests() -> None:
 def test_malformed_requests(changes: dict[str, Any]) -> None:
     with pytest.raises(WireError):
         parse_request({**REGISTER, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"id": 0},
+        *({"budgets": wrong} for wrong in ([], 1, [-1], [1.0], [True], [0] * 300)),
+        *({"bytes": wrong} for wrong in (0, -1, 1.5, None, 2**60)),
+    ],
+)
+def test_malformed_bookings(changes: dict[str, Any]) -> None:
+    with pytest.raises(WireError):
+        parse_request({"op": "book", "id": 6, "budgets": [2, 1], "bytes": 1000, **changes})
 
 
 @pytest.mark.parametrize("timeout", [-1, "1", True, 1e300, [], float("nan"), float("inf")])
@@ -215,7 +230,7 @@ def test_what_cannot_be_encoded() -> None:
 
 _scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["rollout:0", "cpu", "link"])
 _values = st.recursive(_scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3))
-_ops = st.sampled_from(["register", "lookup", "unregister", "workers", "forget", "expect", "pong", "x"])
+_ops = st.sampled_from(["register", "lookup", "unregister", "workers", "book", "forget", "expect", "pong", "x"])
 
 
 @given(op=_ops, changes=st.dictionaries(st.sampled_from([*REGISTER, "timeout", "after", "addresses"]), _values))

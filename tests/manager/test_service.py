@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from aiorlinf.address import WorkerAddress
+from aiorlinf.config import load_config
 from aiorlinf.errors import AuthenticationError, ClosedError, LinkError, RendezvousError, UsageError
 from aiorlinf.manager import connection as connection_module
 from aiorlinf.manager import service as service_module
@@ -79,6 +80,31 @@ async def test_the_configuration_is_handed_out() -> None:
         registration = await member.client.register("a:0", port=1)
         assert registration.config == config
         assert registration.expected == frozenset({WorkerAddress("a:0")})
+
+
+@pytest.mark.asyncio
+async def test_members_share_the_clocks_of_the_emulated_network() -> None:
+    groups = [{"members": "a:*", "bandwidth_mbps": 8}]  # a megabyte per second
+    config = load_config({"cluster": {"net_emulation": {"bandwidth_groups": groups}}})
+    async with manager(config=config) as service, join(service, "a:0") as a, join(service, "a:1") as b:
+        first = await a.client.book((0,), 50_000_000, 5.0)
+        second = await b.client.book((0,), 50_000_000, 5.0)
+        other = await b.client.book((1,), 1000, 5.0)
+        assert first.span_s == second.span_s == 50.0
+        assert 50.0 <= first.wait_s < 51.0
+        assert 90.0 < second.wait_s <= 100.0
+        assert other.wait_s < 1.0
+        with pytest.raises(UsageError, match="has 2 budgets, not"):
+            await a.client.book((2,), 1000, 5.0)
+
+
+@pytest.mark.asyncio
+async def test_an_emulation_of_workers_that_the_job_has_not(caplog: pytest.LogCaptureFixture) -> None:
+    pair = {"src": "rolout:*", "dst": "trainer:0", "delay_ms": 20}
+    config = load_config({"cluster": {"net_emulation": {"crossdc_pairs": [pair]}}})
+    async with manager(config=config, expected=["rollout:0", "trainer:0"]):
+        pass
+    assert [record.getMessage() for record in caplog.records] == ["cluster.net_emulation names rolout:*, but the job has no such worker"]
 
 
 @pytest.mark.asyncio
