@@ -42,6 +42,7 @@ class Emulation:
         self._network = EmulatedNetwork(config)
         self._own = Budgets(config)
         self._alone_until = float("-inf")
+        self._warned = False
         self._open: set[EmulatedConnection] = set()
         self._change: asyncio.Future[None] | None = None
 
@@ -81,9 +82,13 @@ class Emulation:
         now = time.monotonic()
         if now >= self._alone_until:
             try:
-                done(await self._manager.book(route.budgets, nbytes, _ANSWER_S))
+                booking = await self._manager.book(route.budgets, nbytes, _ANSWER_S)
+                self._warned = False
+                done(booking)
                 return
             except AiorlinfError as error:
                 self._alone_until = time.monotonic() + _ALONE_S
-                log.warning("%s keeps the clocks of emulated bandwidths itself for %g s: %s", self._address, _ALONE_S, error)
+                if not self._warned:
+                    self._warned = True
+                    log.warning("%s keeps the clocks of emulated bandwidths itself until the manager answers: %s", self._address, error)
         done(self._own.book(route.budgets, nbytes, time.monotonic()))
