@@ -9,6 +9,7 @@ AiorlinfError
 │  └─ ForkedHandle          used in a child process after fork
 ├─ ConfigError           (also ValueError) path of the key, what is allowed
 ├─ ClosedError           you closed it
+├─ DeclaredDead          this worker was given up by the others: its process stood still, or was cut off, for too long
 ├─ PeerError
 │  ├─ PeerLost              the peer died or cannot be reached any more
 │  ├─ PeerLeft              the peer said goodbye
@@ -46,6 +47,7 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "DeadlineExceeded",
+    "DeclaredDead",
     "ForkedHandle",
     "InternalError",
     "LinkError",
@@ -204,6 +206,11 @@ class ConfigError(AiorlinfError, ValueError):
 
 class ClosedError(AiorlinfError):
     """This side closed the worker, group or link."""
+
+
+class DeclaredDead(AiorlinfError):
+    """The job goes on without this worker, which was not heard of for longer than ``cluster.network.heartbeat_timeout_s``: its process
+    stood still (SIGSTOP, a suspended machine) or was cut off. Nothing can be done with it any more; `init` makes a new life of it."""
 
 
 class PeerError(AiorlinfError):

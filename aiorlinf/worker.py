@@ -20,12 +20,12 @@ from aiorlinf.collective.collective import Collective
 from aiorlinf.collective.exchange import Exchange
 from aiorlinf.collective.inbox import Inbox
 from aiorlinf.config import JobConfig, load_config
-from aiorlinf.errors import AiorlinfError, ClosedError, ConfigError, UsageError
+from aiorlinf.errors import AiorlinfError, ClosedError, ConfigError, DeclaredDead, UsageError
 from aiorlinf.link.link import LinkStats
 from aiorlinf.link.me import Self
 from aiorlinf.link.table import LinkTable
-from aiorlinf.manager.client import ManagerClient
 from aiorlinf.manager.embedded import EmbeddedManager, acquire_embedded
+from aiorlinf.manager.lifeline import Lifeline
 from aiorlinf.rendezvous.hosts import host_identity, interface_host, open_listener
 from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.home import LoopHome
@@ -180,10 +180,10 @@ class Worker:
         self._settings = settings
         self._thread = thread
         self._embedded: EmbeddedManager | None = None
-        self._manager: ManagerClient | None = None
+        self._manager: Lifeline | None = None
         self._self: Self | None = None
         self._closing: AsyncWork[None] | None = None
-        self._ready: asyncio.Future[tuple[Self, ManagerClient]] = home.loop.create_future()
+        self._ready: asyncio.Future[tuple[Self, Lifeline]] = home.loop.create_future()
         self._started: AsyncWork[None] = AsyncWork(home, "init", abort=lambda _: None)
         config = settings.config or JobConfig()
         self._table = LinkTable(home, settings.address, self._ready)
@@ -206,24 +206,25 @@ class Worker:
             self._embedded = await self.home.submit(acquire_embedded, settings.config, token)
             manager, token = self._embedded.address, self._embedded.token
         limits = None if settings.config is None else settings.config.cluster.network
-        client = await ManagerClient.connect(manager, token, network=limits, worker=self.address, on_lost=self._manager_lost)
-        self._manager = client
+        life = self._manager = Lifeline(self.home, self.address, manager, token, limits)
+        life.on_news = self._table.take_news
+        life.on_dead = self._declared_dead
         host_id = host_identity()
-        # Registering needs the port, and the configuration says where to listen: so the manager tells it in its hello.
-        network = client.config.cluster.network
-        if client.config.cluster.collective.tensor_compression.enabled:
+        # Registering needs the port, and the configuration says where to listen: so the manager tells it before.
+        config = await life.connect()
+        network = config.cluster.network
+        if config.cluster.collective.tensor_compression.enabled:
             raise ConfigError("cluster.collective.tensor_compression.enabled", "the workers of this version do not compress yet")
         host = network.bind_host
         if network.interface is not None:
             host = interface_host(network.interface)
         elif host == "auto":
-            host = client.local_host
+            host = life.local_host
         listener = await open_listener(host, network.port_range)
-        memory = self._table.share_memory(client.config)
+        memory = self._table.share_memory(config)
         unix = _unix_listener()
         try:
-            registration = await client.register(
-                self.address,
+            registration = await life.register(
                 port=listener.getsockname()[1],
                 host=network.advertise_host or (host if network.interface is not None else None),
                 devices=["cpu"],
@@ -241,7 +242,7 @@ class Worker:
                 expected=None if registration.expected is None else frozenset(registration.expected),
                 shared=memory.hello(),
             )
-            await self._table.serve(listener, None if unix is None else unix[1], me, client)
+            await self._table.serve(listener, None if unix is None else unix[1], me, life)
         except BaseException:
             listener.close()
             if unix is not None:
@@ -249,7 +250,7 @@ class Worker:
             raise
         self._self = me
         self._exchange.configure(registration.config.cluster.collective)
-        self._ready.set_result((me, client))
+        self._ready.set_result((me, life))
 
     def _after_start(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
@@ -269,9 +270,10 @@ class Worker:
             self._started.exception()  # every operation reports it; nobody has to look here
         self._close()
 
-    def _manager_lost(self, error: AiorlinfError) -> None:
+    def _declared_dead(self, error: DeclaredDead) -> None:
         if self._closing is None:
-            log.warning("%s lost the manager; links to known workers go on: %s", self.address, error)
+            log.error("%s: %s", self.address, error.message)
+            self._table.condemn(lambda: DeclaredDead(error.message, local=self.address, hint=error.hint))
 
     # ---- ways to use it
 
@@ -514,6 +516,8 @@ class Worker:
         try:
             self.home.call(self._begin_close, work, timeout)
         except AiorlinfError:  # the loop has ended before us: nothing is left to flush
+            if self._manager is not None:
+                self._manager.abandon()
             if self._embedded is not None:
                 self._embedded.release()
         return work
@@ -544,8 +548,11 @@ class Worker:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("closing %s failed", self.address, exc_info=error)
-        if self._embedded is not None and task.cancelled():
-            self._embedded.release()
+        if task.cancelled():
+            if self._manager is not None:
+                self._manager.abandon()
+            if self._embedded is not None:
+                self._embedded.release()
         work._finish(None)
         if self._thread is not None:
             self._thread.stop()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aiorlinf.config import NetEmulationConfig
     from aiorlinf.link.connection import Connection
     from aiorlinf.link.link import Link
-    from aiorlinf.manager.client import ManagerClient
+    from aiorlinf.manager.lifeline import Lifeline
     from aiorlinf.work.home import LoopHome
 
 __all__ = ["Emulation"]
@@ -35,7 +35,7 @@ _ALONE_S = 10.0
 class Emulation:
     """See the module. Home thread only."""
 
-    def __init__(self, home: LoopHome, address: WorkerAddress, config: NetEmulationConfig, manager: ManagerClient) -> None:
+    def __init__(self, home: LoopHome, address: WorkerAddress, config: NetEmulationConfig, manager: Lifeline) -> None:
         self._home = home
         self._address = address
         self._manager = manager

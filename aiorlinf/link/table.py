@@ -29,6 +29,7 @@ from aiorlinf.errors import (
     UsageError,
 )
 from aiorlinf.link.arbitrate import Answer, arbitrate
+from aiorlinf.link.departures import Departures, replace
 from aiorlinf.link.dial import Refused, ServerSide, dial, dial_unix
 from aiorlinf.link.emulation import Emulation
 from aiorlinf.link.equip import equip
@@ -37,7 +38,8 @@ from aiorlinf.link.link import Link, LinkState
 from aiorlinf.link.loopback import Loopback
 from aiorlinf.link.mailbox import Wildcard
 from aiorlinf.link.me import Self
-from aiorlinf.manager.client import ManagerClient
+from aiorlinf.manager.lifeline import Lifeline
+from aiorlinf.manager.mirror import News
 from aiorlinf.manager.protocol import WorkerRecord
 from aiorlinf.manager.throttle import Throttle
 from aiorlinf.rendezvous.hosts import local_failure
@@ -74,7 +76,7 @@ class LinkTable:
         ready: done when we are registered; its error is the error of every link made before that.
     """
 
-    def __init__(self, home: LoopHome, address: WorkerAddress, ready: asyncio.Future[tuple[Self, ManagerClient]]) -> None:
+    def __init__(self, home: LoopHome, address: WorkerAddress, ready: asyncio.Future[tuple[Self, Lifeline]]) -> None:
         self.home = home
         self.address = address
         self.wildcards: dict[int, Wildcard] = {}
@@ -82,9 +84,11 @@ class LinkTable:
         self._orders = itertools.count()
         self._ready = ready
         self._self: Self | None = None
-        self._manager: ManagerClient | None = None
+        self._manager: Lifeline | None = None
         self._links: dict[WorkerAddress, Link] = {}
         self._ended: dict[WorkerAddress, _Past] = {}
+        self._departures = Departures(home.loop, self._links)
+        self._cause: Callable[[], AiorlinfError] | None = None  # of everything, once this worker itself was declared dead
         self._left_behind: dict[WorkerAddress, list[Link]] = {}
         self._warnings = Throttle(log)
         self._newest: dict[WorkerAddress, int] = {}
@@ -108,8 +112,7 @@ class LinkTable:
         if link is not None and link.usable:
             return link
         self._take_note(link)
-        if self._closed:
-            raise ClosedError("the worker was closed", local=self.address, remote=peer)
+        self.check_open()
         link = self._new_link(peer)
         if self._self is not None:
             self._check_expected(peer)
@@ -118,6 +121,13 @@ class LinkTable:
         else:
             self._connects[peer] = self.home.spawn(self._connect(link), f"link {peer}")
         return link
+
+    def check_open(self) -> None:
+        """Raise ClosedError if the worker was closed, DeclaredDead if the others have given it up."""
+        if self._cause is not None:
+            raise self._cause()
+        if self._closed:
+            raise ClosedError("the worker was closed", local=self.address)
 
     @property
     def by_address(self) -> Mapping[WorkerAddress, Link]:
@@ -205,7 +215,7 @@ class LinkTable:
             if self._connects.get(peer) is asyncio.current_task():
                 del self._connects[peer]
 
-    async def _reach(self, link: Link, me: Self, manager: ManagerClient) -> None:
+    async def _reach(self, link: Link, me: Self, manager: Lifeline) -> None:
         """Find the peer and connect, again and again until the time is over; or until the peer has connected to us."""
         peer = link.remote
         network = me.config.cluster.network
@@ -234,6 +244,9 @@ class LinkTable:
                 tried[where] = f"no answer within {network.connect_timeout_s:g} s"
             except OSError as error:
                 local = local_failure(error)
+                if manager.away and old is not None and isinstance(error, ConnectionRefusedError):
+                    # Its connection ended, nobody listens there, and the manager cannot be asked: that is what a death looks like.
+                    raise PeerLost(f"{old.identity} is gone, and nobody listens at {where}", local=self.address, remote=peer) from error
                 if local is not None:
                     raise LinkError(f"{peer} cannot be reached: {local}", local=self.address, remote=peer, address=where) from error
                 tried[where] = os.strerror(error.errno) if error.errno else str(error)
@@ -250,7 +263,7 @@ class LinkTable:
             await self._until_up(link, min(left, pause * (0.5 + random.random())))
             pause = min(pause * 2, _RETRY_MAX_SECONDS)
 
-    async def _find(self, link: Link, old: _Past | None, manager: ManagerClient, left: float) -> WorkerRecord:
+    async def _find(self, link: Link, old: _Past | None, manager: Lifeline, left: float) -> WorkerRecord:
         peer = link.remote
         if old is None:
             link.missing = True
@@ -315,7 +328,7 @@ class LinkTable:
     def _link_of(self, address: str) -> Link | None:
         return self._links.get(WorkerAddress(address))
 
-    async def serve(self, sock: socket.socket, unix: socket.socket | None, me: Self, manager: ManagerClient) -> None:
+    async def serve(self, sock: socket.socket, unix: socket.socket | None, me: Self, manager: Lifeline) -> None:
         """Accept peers on these listening sockets from now on."""
         self._self = me
         self._manager = manager
@@ -359,6 +372,9 @@ class LinkTable:
             self._links_had.get(remote, 0),
             links_there if type(links_there) is int else 0,
         )
+        refusal = self._departures.refusal(remote)
+        if refusal is not None:
+            return refusal
         if answer is Answer.YIELD:
             return Refusal("yield", f"{me.identity} is connecting to {remote} at this moment")
         if answer is Answer.STALE:
@@ -374,8 +390,7 @@ class LinkTable:
         remote = WorkerAddress(hello.address)
         link = self._links.get(remote)
         if link is not None and link.state is not LinkState.CONNECTING:
-            who = str(link.identity)
-            link.end(lambda: PeerLost(f"{who} made a new connection, the old one is lost"))
+            replace(link, Identity(remote, Incarnation(hello.incarnation)))
             link = None
         if link is None:
             link = self._new_link(remote)
@@ -422,6 +437,19 @@ class LinkTable:
             emulated = self._emulation.over(route, connection, link)
             link.up(emulated, identity, window, address)
             connection.adopt(emulated, leftover, limit)
+        if self._manager is not None:
+            self._manager.watch(identity)
+
+    def take_news(self, news: News) -> None:
+        """The manager tells of another worker."""
+        self._departures.take(news)
+
+    def condemn(self, make_error: Callable[[], AiorlinfError]) -> None:
+        """This worker was declared dead: everything fails, and nothing can be begun any more."""
+        self._cause = make_error
+        self._closed = True
+        self._stop_serving()
+        self._end_all(make_error)
 
     def _take_note(self, link: Link | None) -> None:
         """What fails as a link ends may run user code that uses the peer again before we are told of the end."""
@@ -436,6 +464,7 @@ class LinkTable:
         if identity.incarnation > newest:
             self._newest[address] = identity.incarnation
             self._links_had.pop(Identity(address, Incarnation(newest)), None)
+            self._departures.met(identity)
         self._ended.pop(address, None)
         for link in self._left_behind.pop(address, []):
             if len(link.mailbox):
@@ -518,12 +547,7 @@ class LinkTable:
         """End everything at once."""
         self._closed = True
         self._stop_serving()
-        for task in list(self._connects.values()):
-            task.cancel()
-        for inbox in list(self.inboxes):
-            inbox.end(ClosedError("the worker was closed"))
-        for link in self.links():
-            link.end(lambda: ClosedError("the worker was closed"))
+        self._end_all(lambda: ClosedError("the worker was closed"))
         self._ended.clear()
         self._left_behind.clear()
         self.pool.close()
@@ -531,6 +555,14 @@ class LinkTable:
             self._trimmer.close()
         if self.memory is not None:
             self.memory.close()
+
+    def _end_all(self, make_error: Callable[[], AiorlinfError]) -> None:
+        for task in list(self._connects.values()):
+            task.cancel()
+        for inbox in list(self.inboxes):
+            inbox.end(make_error())
+        for link in self.links():
+            link.end(make_error)
 
     def _stop_serving(self) -> None:
         for server in self._servers:

@@ -1,68 +1,32 @@
-"""A worker's connection to the manager."""
+"""A worker's connection to the manager, and what can be asked over it."""
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from aiorlinf.address import WorkerAddress
-from aiorlinf.config import JobConfig, NetworkConfig, load_config
-from aiorlinf.errors import AuthenticationError, ClosedError, ForkedHandle, LinkError, RendezvousError, UsageError, WireError
-from aiorlinf.manager.connection import ManagerConnection
+from aiorlinf.address import Identity, WorkerAddress
+from aiorlinf.config import JobConfig, NetworkConfig, config_to_dict, load_config
+from aiorlinf.errors import AuthenticationError, UsageError, WireError
+from aiorlinf.manager import fields
 from aiorlinf.manager.dial import Budget, Dialer
 from aiorlinf.manager.emulation import Booking
-from aiorlinf.manager.protocol import Registration, WorkerRecord, error_from_dict, parse_request
-from aiorlinf.rendezvous.hosts import host_identity, host_labels
+from aiorlinf.manager.lives import Known
+from aiorlinf.manager.names import Holding
+from aiorlinf.manager.protocol import Registration, WorkerRecord
+from aiorlinf.manager.requests import MAX_LISTED, Kind, known_to_list, parse_request
+from aiorlinf.manager.session import EventCallback, LostCallback, ManagerSession
+from aiorlinf.rendezvous.hosts import host_identity, host_labels, process_identity
 from aiorlinf.wire.handshake import Hello
 
 __all__ = ["ManagerClient"]
 
-_ANSWER_GRACE_S = 2.0  # how much later than its own time limit a look-up's answer may come
-
-EventCallback = Callable[[dict[str, Any]], None]
-LostCallback = Callable[[LinkError], None]
+_ANSWER_GRACE_S = 5.0  # how much later than its own time limit an answer may come: a manager that recovers waits that long for workers
 
 
-class ManagerClient:
-    """A proven connection to the manager, made by `connect`. Belongs to the loop it was made on.
-
-    Attributes:
-        address: the manager's ``host:port``, as given.
-        job: the job's id.
-        peer: what the manager said about itself.
-        local_host, peer_host: this connection's two addresses.
-        registration: what `register` returned, or None.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        connection: ManagerConnection,
-        hello: Hello,
-        *,
-        on_event: EventCallback | None,
-        on_lost: LostCallback | None,
-    ) -> None:
-        self.address = address
-        self.job = hello.job or ""
-        self.peer = hello
-        self.registration: Registration | None = None
-        self._connection = connection
-        self._on_event = on_event
-        self._on_lost = on_lost
-        self._pid = os.getpid()
-        self._loop = asyncio.get_running_loop()
-        self._ids = itertools.count(1)
-        self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._reason: LinkError | ClosedError | None = None  # why the connection ended, once it did
-
-    def __repr__(self) -> str:
-        who = "no worker" if self.registration is None else str(self.registration.identity)
-        state = "open" if self._reason is None and not self._connection.closing else "closed"
-        return f"<ManagerClient of {who} at {self.address} job {self.job} {state}, {len(self._pending)} requests pending>"
+class ManagerClient(ManagerSession):
+    """A proven connection to the manager, made by `connect`. Belongs to the loop it was made on."""
 
     # ----------------------------------------------------------------------------------------------------------- making
 
@@ -127,7 +91,8 @@ class ManagerClient:
         host_id: str | None = None,
         pid: int | None = None,
         unix: str = "",
-        timeout: float = 10.0,
+        life: int = 0,
+        timeout: float = 30.0,
     ) -> Registration:
         """Enter this worker in the directory, where it stays as long as this connection lives.
 
@@ -139,10 +104,13 @@ class ManagerClient:
             labels: on top of `host_labels`.
             unix: name of a listening socket in the abstract namespace, for peers on this host.
             host_id, pid: by default `host_identity` and this process's.
-            timeout: seconds for the manager to answer.
+            life: the number of the life that goes on, after its connection to the manager was lost; 0 for a new one.
+            timeout: seconds for the manager to answer. When the address is held by a worker that does not answer, that is once its
+                silence is taken for its death.
 
         Raises:
             RendezvousError: the address is taken by a living worker, which is named; or the manager is lost or does not answer.
+            DeclaredDead: that life has been declared lost.
             ConfigError: the job's configuration has keys that this version of the library does not know.
             UsageError: an argument is malformed, or this connection has registered already.
 
@@ -158,13 +126,18 @@ class ManagerClient:
             "host_id": host_identity() if host_id is None else host_id,
             "pid": os.getpid() if pid is None else pid,
             "unix": unix,
+            "process": process_identity(),
+            "life": life,
         }
         _check_arguments(message)
         self.registration = Registration.from_dict(await self._request(message, timeout))
         return self.registration
 
-    async def lookup(self, address: str, timeout: float | None = None) -> WorkerRecord:
+    async def lookup(self, address: str, timeout: float | None = None, above: int = 0) -> WorkerRecord:
         """Where a worker is. Waits until it registers, up to ``timeout`` seconds (None: as long as the manager is there).
+
+        Args:
+            above: only a life with a higher number will do.
 
         Raises:
             RendezvousError: the job will never have such a worker; or it did not come in time (who is there is listed); or it can
@@ -172,10 +145,15 @@ class ManagerClient:
 
         Cancelling withdraws the question.
         """
-        message: dict[str, Any] = {"op": "lookup", "address": WorkerAddress(address), "timeout": timeout}
+        message: dict[str, Any] = {"op": "lookup", "address": WorkerAddress(address), "timeout": timeout, "above": above}
         _check_arguments(message)
         answer = await self._request(message, None if timeout is None else timeout + _ANSWER_GRACE_S, withdraw=True)
         return _record(answer.get("worker"))
+
+    def look(self, address: str, use: Callable[[WorkerRecord], None]) -> None:
+        """As `lookup` without waiting: ``use`` is called with the record if there is one now. Returns at once."""
+        message = {"op": "lookup", "address": WorkerAddress(address), "timeout": 0.0, "above": 0}
+        self._ask_later(message, lambda answer: use(_record(answer.get("worker"))))
 
     async def workers(self, timeout: float = 10.0) -> list[WorkerRecord]:
         """All registered workers, in order of address. Raises RendezvousError when the manager is lost. Cancelling is harmless."""
@@ -191,6 +169,11 @@ class ManagerClient:
             more = bool(page) and answer.get("more") is True
         return records
 
+    def expect(self, addresses: Iterable[str]) -> None:
+        """Tell a manager with a closed set of workers that these will join, too. Returns at once."""
+        self._check()
+        self._connection.send({"op": "expect", "addresses": [WorkerAddress(address) for address in addresses]})
+
     async def book(self, budgets: Sequence[int], nbytes: int, timeout: float) -> Booking:
         """Book bandwidth of the emulated network, which all workers of the job share.
 
@@ -202,35 +185,95 @@ class ManagerClient:
             raise WireError("the manager answered a booking without saying how long it takes", address=self.address)
         return Booking(wait, span)
 
-    def expect(self, addresses: Iterable[str]) -> None:
-        """Tell a manager with a closed set of workers that these will join, too. Returns at once."""
-        self._check()
-        self._connection.send({"op": "expect", "addresses": [WorkerAddress(address) for address in addresses]})
+    async def subscribe(self, timeout: float = 10.0) -> None:
+        """Hear of every worker that comes or goes from now on. Raises RendezvousError when the manager is lost."""
+        await self._request({"op": "subscribe"}, timeout)
 
-    async def close(self, timeout: float = 5.0) -> None:
-        """Leave the directory and close the connection, within ``timeout`` seconds. May be called again; does nothing after a fork.
+    # ------------------------------------------------------------------------------------------------------ named things
 
-        Cancelling cuts the connection at once.
+    async def publish(self, kind: Kind, name: str, value: Mapping[str, str], *, again: bool = False, timeout: float = 10.0) -> None:
+        """Hold a named thing, until `withdraw` or the end of this worker; said again, its value is replaced.
+
+        Args:
+            kind: "channel" or "group".
+            value: a small table of texts, given to whoever finds it.
+            again: it was held before the manager was started anew.
+
+        Raises:
+            RendezvousError: another living worker holds it, or the manager is lost.
+            UsageError: an argument is malformed, or this connection has not registered.
+
+        Cancelling leaves open whether it is held.
         """
-        if os.getpid() != self._pid:
-            return
-        try:
-            async with asyncio.timeout(timeout):
-                if self.registration is not None and not self._connection.closing:
-                    await self._request({"op": "unregister"}, None)
-                self._connection.close()
-                await self._connection.wait_closed()
-        except (TimeoutError, LinkError, ClosedError):
-            self.abort()
-            await self._connection.wait_closed()
-        except asyncio.CancelledError:
-            self.abort()
-            raise
+        message = {"op": "publish", "kind": kind, "name": name, "value": dict(value), "again": again}
+        _check_arguments(message)
+        await self._request(message, timeout)
 
-    def abort(self) -> None:
-        """Cut the connection at once; the manager takes the worker for lost. Does nothing after a fork."""
-        if os.getpid() == self._pid:
-            self._connection.abort(ClosedError("the connection to the manager was closed"))
+    async def withdraw(self, kind: Kind, name: str, timeout: float = 10.0) -> None:
+        """Hold a named thing no more. Harmless if it is not held here. Raises RendezvousError when the manager is lost."""
+        message = {"op": "withdraw", "kind": kind, "name": name}
+        _check_arguments(message)
+        await self._request(message, timeout)
+
+    async def find(self, kind: Kind, name: str, timeout: float | None = None) -> Holding:
+        """Who holds a named thing, and its value. Waits until somebody does, up to ``timeout`` seconds.
+
+        Raises RendezvousError when nobody did in time, or the manager is lost. Cancelling withdraws the question.
+        """
+        message: dict[str, Any] = {"op": "find", "kind": kind, "name": name, "timeout": timeout}
+        _check_arguments(message)
+        answer = await self._request(message, None if timeout is None else timeout + _ANSWER_GRACE_S, withdraw=True)
+        return Holding(fields.identity(answer.get("owner"), answer.get("incarnation"), "owner"), fields.table(answer, "value"))
+
+    # ------------------------------------------------------------------------------------------- what we tell of the others
+
+    def learn(self, lives: Iterable[Known]) -> None:
+        """Tell what we know of the lives of others. Returns at once."""
+        entries = [known_to_list(known) for known in lives]
+        self._tell_in_pages("learn", "lives", entries)
+
+    def watch(self, workers: Iterable[Identity]) -> None:
+        """We have links with these: hear of their ends. Returns at once."""
+        self._tell_in_pages("watch", "workers", [[worker.address, worker.incarnation] for worker in workers])
+
+    def _tell_in_pages(self, op: str, key: str, entries: Sequence[list[str | int]]) -> None:
+        for start in range(0, len(entries), MAX_LISTED):
+            self._connection.send({"op": op, key: entries[start : start + MAX_LISTED]})
+
+    def remember(self, config: JobConfig, expected: Iterable[WorkerAddress] | None) -> None:
+        """Tell a manager that was started anew what the last one told us. Returns at once."""
+        listed = None if expected is None else list(expected)
+        self._connection.send({"op": "remember", "config": config_to_dict(config), "expected": listed})
+
+    # -------------------------------------------------------------------------------------------------- what the manager is
+
+    @property
+    def recovering(self) -> bool:
+        """Whether the manager was started anew, and takes in what its workers know, when we connected to it."""
+        return self.peer.capabilities.get("recovering") is True
+
+    @property
+    def process(self) -> str:
+        """The process that the manager runs in, as `process_identity` names it; empty if it does not say."""
+        told = self.peer.capabilities.get("process")
+        return told if isinstance(told, str) else ""
+
+    async def ask_config(self, timeout: float = 10.0) -> JobConfig:
+        """The job's configuration: from the manager's hello or, if that manager has to learn it first, when it has.
+
+        Raises:
+            ConfigError: it has keys that this version of the library does not know.
+            WireError: the manager did not tell one.
+            RendezvousError: the manager is lost.
+
+        Cancelling is harmless.
+        """
+        if "config" in self.peer.capabilities or not self.recovering:
+            return self.config
+        told = (await self._request({"op": "job"}, timeout)).get("config")
+        if not isinstance(told, dict):
+            raise WireError("the manager did not tell the job's configuration", address=self.address)
+        return load_config(told)
 
     @property
     def config(self) -> JobConfig:
@@ -244,94 +287,6 @@ class ManagerClient:
         if not isinstance(told, dict):
             raise WireError("the manager did not tell the job's configuration", address=self.address)
         return load_config(told)
-
-    @property
-    def local_host(self) -> str:
-        """Our own address of this connection."""
-        return self._connection.local_host
-
-    @property
-    def peer_host(self) -> str:
-        """The manager's address of this connection."""
-        return self._connection.peer_host
-
-    # -------------------------------------------------------------------------------------------------------- internals
-
-    def _check(self) -> None:
-        if os.getpid() != self._pid:
-            raise ForkedHandle(f"the connection to the manager at {self.address} was made before a fork", hint="init again in the child")
-        if self._reason is not None:
-            raise self._ended(self._reason)
-        if self._connection.closing:
-            closed = ClosedError("the connection to the manager was closed")
-            raise self._ended(closed if self._connection.closed_here else LinkError("it is being closed by the other side"))
-
-    def _ended(self, reason: LinkError | ClosedError) -> RendezvousError | ClosedError:
-        """A fresh error each time: one instance raised in many places would collect all their tracebacks."""
-        fields: dict[str, Any] = {"local": self._name, "address": self.address}
-        if isinstance(reason, ClosedError):
-            return ClosedError(reason.message, **fields)
-        return RendezvousError(f"the connection to the manager is lost: {reason.message}", **fields)
-
-    @property
-    def _name(self) -> str | None:
-        return None if self.registration is None else str(self.registration.identity.address)
-
-    async def _request(self, message: dict[str, Any], timeout: float | None, *, withdraw: bool = False) -> dict[str, Any]:
-        self._check()
-        number = next(self._ids)
-        answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
-        self._pending[number] = answer
-        try:
-            self._connection.send({**message, "id": number})
-            async with asyncio.timeout(timeout):
-                return await answer
-        except TimeoutError:
-            text = f"the manager did not answer the request {message['op']!r} within {timeout:g} s"
-            raise RendezvousError(text, local=self._name, address=self.address) from None
-        finally:
-            del self._pending[number]
-            if withdraw and (answer.cancelled() or not answer.done()) and not self._connection.closing:
-                self._connection.send({"op": "forget", "id": number})
-
-    def take(self, message: dict[str, Any]) -> None:
-        """A message of the manager. Raises WireError when it is malformed, which cuts the connection."""
-        event = message.get("event")
-        if event == "ping":
-            self._connection.send({"op": "pong"})
-            return
-        if event is not None:
-            if self._on_event is not None:
-                self._guard(self._on_event, message)
-            return
-        number = message.get("id")
-        answer = self._pending.get(number) if type(number) is int else None
-        if answer is None or answer.done():
-            return  # withdrawn meanwhile
-        if "error" in message:
-            error = error_from_dict(message["error"])
-            error.fill(address=self.address)
-            answer.set_exception(error)
-        elif isinstance(message.get("ok"), dict):
-            answer.set_result(message["ok"])
-        else:
-            raise WireError("an answer of the manager with neither a result nor an error", address=self.address)
-
-    def lost(self, reason: LinkError | ClosedError) -> None:
-        """The connection has ended."""
-        self._reason = reason
-        for answer in self._pending.values():
-            if not answer.done():
-                answer.set_exception(self._ended(reason))
-        ended = self._ended(reason)
-        if isinstance(ended, LinkError) and self._on_lost is not None:
-            self._guard(self._on_lost, ended)
-
-    def _guard(self, callback: Callable[[Any], None], argument: object) -> None:
-        try:
-            callback(argument)
-        except Exception as error:  # user code; the connection must go on, and asyncio reports it
-            self._loop.call_exception_handler({"message": "a manager callback failed", "exception": error})
 
 
 def _record(data: object) -> WorkerRecord:

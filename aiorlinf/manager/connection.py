@@ -45,6 +45,7 @@ class ManagerConnection(asyncio.Protocol):
         self.peer_host = ""  # the peer's address of this connection, once connected
         self.remote = ""  # the same with its port, for messages
         self.silent = True  # nothing was received yet
+        self.ended = False  # the other side closed it, in an orderly way
         self.retryable = True  # if it is closed before the handshake is done: whether another try may succeed
         self._handshake = handshake
         self._time_limit_s = time_limit_s
@@ -134,6 +135,7 @@ class ManagerConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._reason is None:
+            self.ended = error is None
             text = "the connection was closed by the other side" if error is None else f"the connection broke: {error}"
             self._end(LinkError(text, address=self.remote))
         self._stop_timer()

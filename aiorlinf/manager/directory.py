@@ -1,82 +1,60 @@
-"""Who lives where. Pure: sessions and requests in, instructions out; no sockets, no clock.
+"""Who lives where. Pure: sessions, requests and ticks in, instructions out; no sockets, no clock.
 
-A session is one proven connection to the manager. A worker lives as long as the session that registered it; the next one to register
-under its address is its next incarnation. Who looked a worker up, and whom it looked up itself, hears when it goes or comes back.
+A session is one proven connection to the manager. A worker lives on while its session is heard of. When that is lost it has a moment
+to come back with another one, as the same life; after that, or after too long a silence, it is declared lost, and stays so: the next to
+register under its address is its next incarnation. Who looked a worker up, whom it looked up itself, and who has a link with it hears
+when it goes or comes back.
+
+A manager that was started anew begins by recovering: workers that live come back and say what they know of others (`learn`, `watch`,
+`remember`); new ones wait until that is over, so that no number is given twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NewType
+from typing import Any
 
-from aiorlinf.address import Identity, Incarnation, WorkerAddress
-from aiorlinf.errors import InternalError, LinkError, RendezvousError, UsageError
-from aiorlinf.manager.protocol import Expect, ListWorkers, Lookup, Register, Unregister, WorkerRecord
+from aiorlinf.address import Identity, WorkerAddress
+from aiorlinf.errors import DeclaredDead, InternalError, RendezvousError, UsageError, WireError
+from aiorlinf.manager.instructions import Cut, Instruction, Probe, Refuse, Reply, SessionId, Tell, Wait
+from aiorlinf.manager.lives import End, Known, Lives
+from aiorlinf.manager.names import Holding, Names
+from aiorlinf.manager.protocol import WorkerRecord
+from aiorlinf.manager.requests import (
+    AskJob,
+    Expect,
+    Find,
+    Learn,
+    ListWorkers,
+    Lookup,
+    Publish,
+    Register,
+    Remember,
+    Subscribe,
+    Unregister,
+    Watch,
+    Withdraw,
+)
+from aiorlinf.manager.roster import Member, Patience, Roster
+from aiorlinf.manager.waiting import Named, Question, Waiting, Watchers
 from aiorlinf.rendezvous.hosts import is_loopback, is_wildcard
 
-__all__ = ["Directory", "Instruction", "Probe", "Refuse", "Reply", "SessionId", "Tell", "Wait"]
-
-SessionId = NewType("SessionId", int)
+__all__ = ["Directory"]
 
 PAGE = 1000
 MAX_WAITING = 10_000
+MAX_WATCHED = 200_000
+MAX_NAMES = 10_000  # of one worker
 _LISTED = 20
+_PATIENCE = Patience(60, 16, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """Answer a request."""
-
-    session: SessionId
-    request: int
-    body: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Answer a request with an error."""
-
-    session: SessionId
-    request: int
-    error: LinkError | UsageError
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Send news."""
-
-    session: SessionId
-    event: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """The look-up waits: call `Directory.expire` if it still does after ``timeout`` seconds (None: never)."""
-
-    session: SessionId
-    request: int
-    timeout: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """The address is taken by ``holder``: find out if that one is alive, then register again with ``holder_state``."""
-
-    session: SessionId
-    request: Register
-    holder: SessionId
-
-
-Instruction = Reply | Refuse | Tell | Wait | Probe
-
-
-@dataclass(slots=True)
 class _Session:
-    seen_host: str  # where its connection comes from
-    record: WorkerRecord | None = None  # the worker it registered
-    waiting: dict[int, WorkerAddress] = field(default_factory=dict)  # look-ups not answered yet, by request
-    watched: set[WorkerAddress] = field(default_factory=set)  # whose coming and going it hears of
+    __slots__ = ("member", "seen_host")
+
+    def __init__(self, seen_host: str) -> None:
+        self.seen_host = seen_host  # where its connection comes from
+        self.member: Member | None = None  # the worker it registered
 
 
 class Directory:
@@ -84,183 +62,415 @@ class Directory:
 
     Args:
         job: the job's id.
-        config: the job's configuration as plain values, handed to every worker.
+        config: the job's configuration as plain values, handed to every worker; None: to be learnt while recovering.
         expected: all workers the job will ever have, so that looking up any other fails at once; None: the job is open.
+        patience: how long a worker may be silent.
+        recovering: ticks that workers of a job that goes on have to come back; 0: the job is new.
+        silence: `patience.silent` in words.
     """
 
-    def __init__(self, *, job: str, config: Mapping[str, Any], expected: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        job: str,
+        config: Mapping[str, Any] | None,
+        expected: Iterable[str] | None = None,
+        patience: Patience = _PATIENCE,
+        recovering: int = 0,
+        silence: str = "too long",
+    ) -> None:
         self.job = job
-        self._config = config
+        self.config = config
+        self._silence = silence
         self._expected = None if expected is None else {WorkerAddress(address) for address in expected}
+        self._recovering = recovering
+        self._postponed: list[tuple[SessionId, Register | AskJob | Publish]] = []  # until it has recovered
         self._sessions: dict[SessionId, _Session] = {}
-        self._holders: dict[WorkerAddress, SessionId] = {}  # living workers
-        self._lives: dict[WorkerAddress, Incarnation] = {}  # the last incarnation of every address ever registered
-        self._ends: dict[WorkerAddress, str] = {}  # how that incarnation ended, if it did
-        self._waiters: dict[WorkerAddress, dict[tuple[SessionId, int], None]] = {}  # in the order they asked
-        self._watchers: dict[WorkerAddress, set[SessionId]] = {}
+        self._roster = Roster(patience)
+        self._lives = Lives()
+        self._names = Names()
+        self._waiting = Waiting()
+        self._watchers = Watchers()
 
-    # ------------------------------------------------------------------------------------------------------- sessions
+    # ------------------------------------------------------------------------------------------------- sessions and time
 
     def join(self, session: SessionId, seen_host: str) -> None:
         """A proven connection is there; ``seen_host`` is the address it comes from."""
         self._sessions[session] = _Session(seen_host)
 
-    def drop(self, session: SessionId, detail: str) -> list[Instruction]:
-        """The connection is gone. Unknown sessions are ignored."""
-        gone = self._sessions.get(session)
+    def heard(self, session: SessionId) -> list[Instruction]:
+        """Something has come from it."""
+        own = self._sessions.get(session)
+        member = None if own is None else own.member
+        if member is None:
+            return []
+        self._roster.heard(member)
+        claimants, member.claimants = member.claimants, []
+        return [Refuse(claimant, request.id, self._taken(member, "which is alive")) for claimant, request in claimants]
+
+    def drop(self, session: SessionId, detail: str, *, broken: bool = False) -> list[Instruction]:
+        """The connection is gone; ``broken``: otherwise than by being closed. Unknown sessions are ignored."""
+        gone = self._sessions.pop(session, None)
         if gone is None:
             return []
-        out = self._end(session, gone, "lost", detail)
-        del self._sessions[session]
-        for request in list(gone.waiting):
-            self._stop_waiting(session, gone, request)
-        for address in gone.watched:
-            self._unwatch(address, session)
+        self._waiting.remove_all(session)
+        self._watchers.remove(session)
+        member = gone.member
+        if member is None:
+            return []
+        member.session, member.cause = None, detail
+        patience = self._roster.patience
+        self._roster.hasten(member, patience.broken if broken else patience.closed)
+        return self._let_in(member)
+
+    def tick(self) -> list[Instruction]:
+        """Time passes."""
+        out: list[Instruction] = []
+        for member in self._roster.tick():
+            silent = member.session is not None
+            detail = f"nothing was heard of it for {self._silence}" if silent else member.cause
+            out += self._end(member, End("lost", detail), silent=silent)
+        if self._recovering:
+            self._recovering -= 1
+            if not self._recovering:
+                out += self._recovered()
         return out
 
-    # ------------------------------------------------------------------------------------------------------- requests
+    def be_patient(self, patience: Patience, silence: str) -> None:
+        """The limits have become known, while recovering. They count from when a worker is heard of next."""
+        self._roster.patience, self._silence = patience, silence
 
-    def register(self, session: SessionId, request: Register, *, holder_state: str | None = None) -> list[Instruction]:
-        """A worker says who and where it is. ``holder_state``: what a probe of the address's holder showed, for the message."""
+    def _recovered(self) -> list[Instruction]:
+        if self.config is None:
+            self.config = {}
+        out: list[Instruction] = []
+        postponed, self._postponed = self._postponed, []
+        for session, request in postponed:
+            if session in self._sessions:
+                match request:
+                    case Register():
+                        out += self.register(session, request)
+                    case AskJob():
+                        out += self.ask_job(session, request)
+                    case Publish():
+                        out += self.publish(session, request)
+        return out
+
+    # ------------------------------------------------------------------------------------------------------- registering
+
+    def register(self, session: SessionId, request: Register, *, holder: str | None = None) -> list[Instruction]:
+        """A worker says who and where it is. ``holder``: what a probe of the address's holder showed: ``alive`` or ``silent``."""
         own = self._sessions[session]
         address = request.address
-        if own.record is not None:
-            return [Refuse(session, request.id, UsageError(f"this connection already registered {own.record.identity}"))]
-        holder = self._holders.get(address)
-        if holder is not None:
-            if holder_state is None:
-                return [Probe(session, request, holder)]
-            return [Refuse(session, request.id, self._taken(address, holder_state))]
+        if own.member is not None:
+            return [Refuse(session, request.id, UsageError(f"this connection already registered {own.member.identity}"))]
         host = own.seen_host if request.host is None else request.host
         if is_wildcard(host):
             error = UsageError(f"{address} cannot be reached at {host}", hint="cluster.network.advertise_host is an address to connect to")
             return [Refuse(session, request.id, error)]
-        incarnation = Incarnation(self._lives.get(address, 0) + 1)
-        own.record = WorkerRecord(
-            address=address,
-            incarnation=incarnation,
-            host=host,
-            port=request.port,
-            devices=request.devices,
-            labels=request.labels,
-            host_id=request.host_id,
-            pid=request.pid,
-            unix=request.unix,
-        )
-        self._holders[address] = session
-        self._lives[address] = incarnation
-        self._ends.pop(address, None)
+        if request.life:
+            return self._go_on(session, own, request, host)
+        if self._recovering:
+            self._postponed.append((session, request))
+            return []
+        out: list[Instruction] = []
+        member = self._roster.get(address)
+        if member is not None and member.session is not None:
+            if holder is None:
+                return [Probe(session, request, member.session)]
+            if holder == "alive":
+                return [Refuse(session, request.id, self._taken(member, "which is alive"))]
+            member.claimants.append((session, request))
+            return []
+        if member is not None:
+            out += self._end(member, End("lost", f"{member.cause}; another process has registered under its address"))
+        return out + self._enter(session, own, request, host, self._lives.next(address))
+
+    def _go_on(self, session: SessionId, own: _Session, request: Register, host: str) -> list[Instruction]:
+        """The worker had registered before, and has lost its connection or its manager."""
+        identity = Identity(request.address, request.life)
+        end = self._lives.end_of(identity)
+        if end is not None:
+            error = DeclaredDead(f"{identity} was given up: {end.detail}", local=str(identity.address))
+            return [Refuse(session, request.id, error)]
+        out: list[Instruction] = []
+        member = self._roster.get(identity.address)
+        if member is not None and member.identity == identity:
+            if member.session is not None:
+                self._sessions[member.session].member = None
+                out.append(Cut(member.session, f"{identity} has made a new connection"))
+            known = member.record is not None
+            member.record, member.session, own.member = _record(request, host, identity), session, member
+            self._roster.heard(member)
+            out.append(Reply(session, request.id, self._registration(member.record)))
+            return out + self._appeared(member, session, news=not known)
+        if member is not None:
+            out += self._end(member, End("lost", f"{identity} goes on under its address"))
+        return out + self._enter(session, own, request, host, identity)
+
+    def _enter(self, session: SessionId, own: _Session, request: Register, host: str, identity: Identity) -> list[Instruction]:
+        record = _record(request, host, identity)
+        own.member = self._roster.add(identity, record, session, "")
+        self._lives.learn(identity)
         if self._expected is not None:
-            self._expected.add(address)
-        out: list[Instruction] = [Reply(session, request.id, self._registration(own.record))]
-        out += self._news(address, session, {"event": "joined", "address": str(address), "incarnation": incarnation})
-        for waiting_session, waiting_request in list(self._waiters.get(address, ())):
-            asker = self._sessions[waiting_session]
-            self._stop_waiting(waiting_session, asker, waiting_request)
-            out.append(self._answer(waiting_session, asker, waiting_request, own.record))
+            self._expected.add(identity.address)
+        return [Reply(session, request.id, self._registration(record)), *self._appeared(own.member, session, news=True)]
+
+    def _appeared(self, member: Member, session: SessionId, *, news: bool) -> list[Instruction]:
+        address, life = member.identity
+        out: list[Instruction] = []
+        if news:
+            out += self._news(address, session, {"event": "joined", "address": str(address), "incarnation": life})
+        assert member.record is not None
+        for asker, request in self._waiting.take(address, life):
+            out.append(self._answer(asker, request, member.record))
         return out
 
     def unregister(self, session: SessionId, request: Unregister) -> list[Instruction]:
         """A worker leaves in an orderly way; its address is free at once."""
-        out = self._end(session, self._sessions[session], "left", "it closed")
+        member = self._sessions[session].member
+        out = [] if member is None else self._end(member, End("left", "it closed"))
         out.append(Reply(session, request.id, {}))
         return out
 
+    def _end(self, member: Member, end: End, *, silent: bool = False) -> list[Instruction]:
+        """Its life is over. If it is still connected, and did not say so itself, it is told and cut."""
+        identity, session = member.identity, member.session
+        self._roster.remove(member)
+        self._lives.learn(identity, end)
+        self._names.drop(identity)
+        out = self._news(identity.address, session, _gone(Known(identity, end), silent))
+        if session is not None:
+            self._sessions[session].member = None
+            if end.reason == "lost":
+                out += [Tell(session, {"event": "dead", "detail": end.detail}), Cut(session, f"{identity} was given up: {end.detail}")]
+        return out + self._let_in(member)
+
+    def _let_in(self, member: Member) -> list[Instruction]:
+        """Whoever wanted the address of a worker that is gone."""
+        claimants, member.claimants = member.claimants, []
+        out: list[Instruction] = []
+        for session, request in claimants:
+            if session in self._sessions:
+                out += self.register(session, request)
+        return out
+
+    # ----------------------------------------------------------------------------------------------------- what others know
+
+    def learn(self, request: Learn) -> list[Instruction]:
+        """A worker tells what it knows of others."""
+        out: list[Instruction] = []
+        for known in request.lives:
+            out += self._hear_of(known)
+        return out
+
+    def _hear_of(self, known: Known) -> list[Instruction]:
+        identity, end = known
+        if not self._lives.learn(identity, end):
+            return []
+        out: list[Instruction] = []
+        member = self._roster.get(identity.address)
+        if member is not None and member.identity != identity:
+            out += self._end(member, End("lost", f"{identity} lives under its address, or has lived"))
+            member = None
+        if end is None:
+            if member is None:
+                self._roster.add(identity, None, None, "it did not come back to the manager")
+        elif member is not None:
+            out += self._end(member, end)
+        return out
+
+    def watch(self, session: SessionId, request: Watch) -> list[Instruction]:
+        """A worker has links with these."""
+        if self._watchers.count(session) + len(request.workers) > MAX_WATCHED:
+            raise WireError(f"one connection wants the news of more than {MAX_WATCHED} workers")
+        out: list[Instruction] = []
+        for identity in request.workers:
+            self._watchers.add(session, identity.address)
+            out += self._hear_of(Known(identity, None))
+            end = self._lives.end_of(identity)
+            if end is not None:
+                out.append(Tell(session, _gone(Known(identity, end), silent=False)))
+        return out
+
+    def remember(self, request: Remember) -> None:
+        """What the manager was told when the job began; counts while recovering, if it was not told anew."""
+        if self._recovering:
+            if self.config is None:
+                self.config = request.config
+            if self._expected is None and request.expected is not None:
+                self._expected = {*request.expected, *(member.identity.address for member in self._roster)}
+            elif self._expected is not None:
+                self._expected.update(request.expected or ())
+
+    # ---------------------------------------------------------------------------------------------------------- questions
+
     def lookup(self, session: SessionId, request: Lookup) -> list[Instruction]:
         """A worker asks where another one is."""
-        asker, address = self._sessions[session], request.address
-        if request.id in asker.waiting:
-            return [Refuse(session, request.id, UsageError(f"request {request.id} is under way already"))]
-        holder = self._holders.get(address)
-        if holder is not None:
-            record = self._sessions[holder].record
-            if record is None:
-                raise InternalError(f"{address} is held by a session that registered nothing")
-            self._watch(asker, session, address)
-            return [self._answer(session, asker, request.id, record)]
-        if self._expected is not None and address not in self._expected:
+        address = request.address
+        member = self._roster.get(address)
+        if member is not None and member.session is not None and member.record is not None and member.identity.incarnation > request.above:
+            self._watchers.add(session, address)
+            return [self._answer(session, request.id, member.record)]
+        if self._expected is not None and address not in self._expected and not self._recovering:
             error = RendezvousError(
                 f"there is no worker {address} in this job, which has {_listing(self._expected)}",
-                local=_name(asker),
+                local=self.name(session),
                 remote=str(address),
             )
             return [Refuse(session, request.id, error)]
-        if len(asker.waiting) >= MAX_WAITING:
-            return [Refuse(session, request.id, UsageError(f"{MAX_WAITING} look-ups of this connection wait already"))]
-        self._watch(asker, session, address)
-        asker.waiting[request.id] = address
-        self._waiters.setdefault(address, {})[session, request.id] = None
-        return [Wait(session, request.id, request.timeout)]
+        return self._wait(session, request.id, Question(address, request.above), request.timeout)
+
+    def find(self, session: SessionId, request: Find) -> list[Instruction]:
+        """A worker asks for a named thing."""
+        named = Named(request.kind, request.name)
+        holding = self._names.get(named)
+        if holding is not None:
+            return [Reply(session, request.id, _holding(holding))]
+        return self._wait(session, request.id, Question(named, 0), request.timeout)
+
+    def _wait(self, session: SessionId, request: int, question: Question, timeout: float | None) -> list[Instruction]:
+        if self._waiting.get(session, request) is not None:
+            return [Refuse(session, request, UsageError(f"request {request} is under way already"))]
+        if self._waiting.count(session) >= MAX_WAITING:
+            return [Refuse(session, request, UsageError(f"{MAX_WAITING} look-ups of this connection wait already"))]
+        if isinstance(question.key, WorkerAddress):
+            self._watchers.add(session, question.key)
+        self._waiting.add(session, request, question)
+        return [Wait(session, request, timeout)]
 
     def forget(self, session: SessionId, request: int) -> None:
-        """The look-up's answer is not wanted any more. Ignored when it does not wait."""
-        self._stop_waiting(session, self._sessions[session], request)
+        """The answer is not wanted any more. Ignored when it does not wait."""
+        self._waiting.remove(session, request)
 
     def expire(self, session: SessionId, request: int, waited: float) -> list[Instruction]:
-        """The look-up's time is over, after ``waited`` seconds. Ignored when it does not wait any more."""
-        asker = self._sessions.get(session)
-        address = None if asker is None else asker.waiting.get(request)
-        if asker is None or address is None:
+        """The question's time is over, after ``waited`` seconds. Ignored when it does not wait any more."""
+        question = self._waiting.get(session, request)
+        if question is None:
             return []
-        self._stop_waiting(session, asker, request)
-        who = _name(asker) or "a client"
-        last = self._lives.get(address)
-        state = "which never registered" if last is None else f"whose life {last} is over ({self._ends.get(address, 'unknown')})"
-        missing = "" if self._expected is None else f"; expected and missing: {_listing(self._expected - self._holders.keys())}"
+        if self._recovering:  # what it asks for may still come back
+            return [Wait(session, request, 0.5, waited)]
+        self._waiting.remove(session, request)
+        local, who = self.name(session), self.name(session) or "a client"
+        key = question.key
+        if isinstance(key, Named):
+            text = f"{who} waited for the {key.kind} {key.name!r}, which nobody holds"
+            return [Refuse(session, request, RendezvousError(text, local=local, elapsed=waited))]
+        addresses = {member.identity.address for member in self._roster if member.session is not None}
+        missing = "" if self._expected is None else f"; expected and missing: {_listing(self._expected - addresses)}"
         error = RendezvousError(
-            f"{who} waited for {address}, {state}; registered: {_listing(self._holders)}{missing}",
-            local=_name(asker),
-            remote=str(address),
+            f"{who} waited for {key}, {self._state(key)}; registered: {_listing(addresses)}{missing}",
+            local=local,
+            remote=str(key),
             elapsed=waited,
-            hint=f"start {address}, or check its name, and that both were given the same manager: one that is given none has its own",
+            hint=f"start {key}, or check its name, and that both were given the same manager: one that is given none has its own",
         )
         return [Refuse(session, request, error)]
 
     def workers(self, session: SessionId, request: ListWorkers) -> list[Instruction]:
         """One page of the living workers, in order of address."""
-        addresses = sorted(self._holders, key=lambda address: address.sort_key)
+        records = [member.record for member in self._roster if member.record is not None]
+        records.sort(key=lambda record: record.address.sort_key)
         if request.after is not None:
             after = request.after.sort_key
-            addresses = [address for address in addresses if address.sort_key > after]
-        records = [self._sessions[self._holders[address]].record for address in addresses[:PAGE]]
-        body = {"workers": [record.to_dict() for record in records if record is not None], "more": len(addresses) > PAGE}
-        return [Reply(session, request.id, body)]
+            records = [record for record in records if record.address.sort_key > after]
+        return [Reply(session, request.id, {"workers": [record.to_dict() for record in records[:PAGE]], "more": len(records) > PAGE})]
+
+    def subscribe(self, session: SessionId, request: Subscribe) -> list[Instruction]:
+        """A worker wants the news of all."""
+        self._watchers.add_all(session)
+        return [Reply(session, request.id, {})]
+
+    def ask_job(self, session: SessionId, request: AskJob) -> list[Instruction]:
+        """A worker wants the job's configuration."""
+        if self.config is None:
+            self._postponed.append((session, request))
+            return []
+        return [Reply(session, request.id, {"job": self.job, "config": self.config})]
 
     def expect(self, request: Expect) -> None:
         """More workers will join, so that looking them up waits. Means nothing in an open job."""
         if self._expected is not None:
             self._expected.update(request.addresses)
 
-    # ------------------------------------------------------------------------------------------------------ questions
+    # -------------------------------------------------------------------------------------------------------- named things
+
+    def publish(self, session: SessionId, request: Publish) -> list[Instruction]:
+        """A worker holds a named thing."""
+        if self._recovering and not request.again:
+            self._postponed.append((session, request))
+            return []
+        member = self._sessions[session].member
+        if member is None:
+            return [Refuse(session, request.id, UsageError(f"only a registered worker can hold the {request.kind} {request.name!r}"))]
+        if self._names.count(member.identity) >= MAX_NAMES:
+            return [Refuse(session, request.id, UsageError(f"{member.identity} holds {MAX_NAMES} names already"))]
+        named, holding = Named(request.kind, request.name), Holding(member.identity, request.value)
+        other = self._names.put(named, holding)
+        if other is not None:
+            text = f"there is a {request.kind} {request.name!r} already, held by {other.owner}"
+            error = RendezvousError(text, local=self.name(session), remote=str(other.owner.address))
+            return [Refuse(session, request.id, error)]
+        out: list[Instruction] = [Reply(session, request.id, {})]
+        out += [Reply(asker, number, _holding(holding)) for asker, number in self._waiting.take(named)]
+        return out
+
+    def withdraw(self, session: SessionId, request: Withdraw) -> list[Instruction]:
+        """A worker gives a named thing up. Ignored if it is not the one that holds it."""
+        member = self._sessions[session].member
+        if member is not None:
+            self._names.withdraw(Named(request.kind, request.name), member.identity)
+        return [Reply(session, request.id, {})]
+
+    # ------------------------------------------------------------------------------------------------------------- outside
+
+    @property
+    def recovering(self) -> bool:
+        """Workers of a job that goes on may still come back."""
+        return self._recovering > 0
 
     @property
     def living(self) -> tuple[Identity, ...]:
-        """The registered workers."""
-        return tuple(Identity(address, self._lives[address]) for address in self._holders)
+        """The workers that live, as far as is known."""
+        return tuple(member.identity for member in self._roster)
+
+    @property
+    def waiting(self) -> Waiting:
+        """The questions that wait."""
+        return self._waiting
+
+    @property
+    def lives(self) -> Lives:
+        """All that is known of the lives of workers."""
+        return self._lives
 
     def name(self, session: SessionId) -> str | None:
         """The worker that the session registered, for messages."""
         known = self._sessions.get(session)
-        return None if known is None else _name(known)
+        return None if known is None or known.member is None else str(known.member.identity.address)
 
     def check(self) -> None:
         """Verify every invariant; for tests. Raises InternalError."""
-        for address, holder in self._holders.items():
-            record = self._sessions[holder].record
-            if record is None or record.address != address or record.incarnation != self._lives[address] or address in self._ends:
-                raise InternalError(f"{address} and its session disagree")
-        waiting = {(s, r, a) for s, state in self._sessions.items() for r, a in state.waiting.items()}
-        if waiting != {(s, r, a) for a, entries in self._waiters.items() for s, r in entries}:
-            raise InternalError("the look-ups of sessions and of addresses disagree")
-        watching = {(s, a) for s, state in self._sessions.items() for a in state.watched}
-        if watching != {(s, a) for a, sessions in self._watchers.items() for s in sessions}:
-            raise InternalError("the watches of sessions and of addresses disagree")
-        if not all(self._waiters.values()) or not all(self._watchers.values()):
-            raise InternalError("an empty entry was left behind")
-        if any(address in self._holders for address in self._waiters):
-            raise InternalError("somebody waits for a worker that is registered")
+        for member in self._roster:
+            identity, session = member.identity, member.session
+            if session is not None and self._sessions[session].member is not member:
+                raise InternalError(f"{identity} and its session disagree")
+            if self._lives.newest(identity.address) != identity.incarnation or self._lives.end(identity.address) is not None:
+                raise InternalError(f"{identity} is on the roster, but not the living one")
+        if sum(end is None for _, end in self._lives) != len(self._roster):
+            raise InternalError("somebody lives who is not on the roster")
+        for _, _, question in self._waiting:
+            there = self._roster.get(question.key) if isinstance(question.key, WorkerAddress) else None
+            if there is not None and there.session is not None and there.identity.incarnation > question.above:
+                raise InternalError("somebody waits for a worker that is there")
+            if isinstance(question.key, Named) and self._names.get(question.key) is not None:
+                raise InternalError("somebody waits for a named thing that is there")
+        if not self._roster.check():
+            raise InternalError("a worker would never be overdue")
+        self._waiting.check()
+        self._watchers.check()
 
-    # ------------------------------------------------------------------------------------------------------- internals
+    # ------------------------------------------------------------------------------------------------------------ internals
 
     def _registration(self, record: WorkerRecord) -> dict[str, Any]:
         expected = None if self._expected is None else sorted(self._expected, key=lambda address: address.sort_key)
@@ -268,75 +478,83 @@ class Directory:
             "address": str(record.address),
             "incarnation": record.incarnation,
             "host": record.host,
-            "config": self._config,
+            "config": self.config,
             "job": self.job,
             "expected": expected,
         }
 
-    def _taken(self, address: WorkerAddress, holder_state: str) -> RendezvousError:
-        record = self._sessions[self._holders[address]].record
+    def _taken(self, member: Member, state: str) -> RendezvousError:
+        record = member.record
         where = "another process" if record is None else f"process {record.pid} at {record.host}:{record.port}"
         host = record.labels.get("host") if record is not None else None
         return RendezvousError(
-            f"{address} is registered already, by {where}{f' on {host}' if host else ''}, {holder_state}",
-            local=str(address),
+            f"{member.identity.address} is registered already, by {where}{f' on {host}' if host else ''}, {state}",
+            local=str(member.identity.address),
             hint="give each worker an address of its own, or end the other process first",
         )
 
-    def _end(self, session: SessionId, own: _Session, reason: Literal["left", "lost"], detail: str) -> list[Instruction]:
-        record, own.record = own.record, None
-        if record is None:
-            return []
-        del self._holders[record.address]
-        self._ends[record.address] = f"{reason}: {detail}"
-        event = {
-            "event": "gone",
-            "address": str(record.address),
-            "incarnation": record.incarnation,
-            "reason": reason,
-            "detail": detail,
-        }
-        return self._news(record.address, session, event)
+    def _state(self, address: WorkerAddress) -> str:
+        """What is known of a worker that somebody waited for in vain."""
+        member, end, life = self._roster.get(address), self._lives.end(address), self._lives.newest(address)
+        if member is not None:
+            return (
+                f"whose life {life} has lost its connection ({member.cause})"
+                if member.session is None
+                else f"of which there is no life after {life}"
+            )
+        return "which never registered" if end is None else f"whose life {life} is over ({end.reason}: {end.detail})"
 
-    def _news(self, address: WorkerAddress, source: SessionId, event: dict[str, Any]) -> list[Instruction]:
-        return [Tell(watcher, event) for watcher in sorted(self._watchers.get(address, ())) if watcher != source]
+    def _news(self, address: WorkerAddress, source: SessionId | None, event: dict[str, Any]) -> list[Instruction]:
+        return [Tell(watcher, event) for watcher in self._watchers.of(address) if watcher != source]
 
-    def _answer(self, session: SessionId, asker: _Session, request: int, record: WorkerRecord) -> Instruction:
+    def _answer(self, session: SessionId, request: int, record: WorkerRecord) -> Instruction:
+        asker = self._sessions[session]
         if is_loopback(record.host) and not is_loopback(asker.seen_host):
             error = RendezvousError(
                 f"{record.address} is known at {record.host} only, which leads nowhere from {asker.seen_host}",
-                local=_name(asker),
+                local=self.name(session),
                 remote=str(record.address),
                 hint=f"let {record.address} reach the manager by an address that other hosts can use, "
                 "or set cluster.network.bind_host and cluster.network.advertise_host for it",
             )
             return Refuse(session, request, error)
-        if asker.record is not None:
-            # both ends of the link that will follow hear of each other's death
-            self._watch(self._sessions[self._holders[record.address]], self._holders[record.address], asker.record.address)
+        target = self._roster.get(record.address)
+        if asker.member is not None and target is not None and target.session is not None:
+            # they are about to have a link: either hears of the other
+            self._watchers.add(target.session, asker.member.identity.address)
         return Reply(session, request, {"worker": record.to_dict()})
 
-    def _watch(self, own: _Session, session: SessionId, address: WorkerAddress) -> None:
-        own.watched.add(address)
-        self._watchers.setdefault(address, set()).add(session)
 
-    def _unwatch(self, address: WorkerAddress, session: SessionId) -> None:
-        watchers = self._watchers[address]
-        watchers.discard(session)
-        if not watchers:
-            del self._watchers[address]
-
-    def _stop_waiting(self, session: SessionId, own: _Session, request: int) -> None:
-        address = own.waiting.pop(request, None)
-        if address is not None:
-            waiters = self._waiters[address]
-            del waiters[session, request]
-            if not waiters:
-                del self._waiters[address]
+def _record(request: Register, host: str, identity: Identity) -> WorkerRecord:
+    return WorkerRecord(
+        address=identity.address,
+        incarnation=identity.incarnation,
+        host=host,
+        port=request.port,
+        devices=request.devices,
+        labels=request.labels,
+        host_id=request.host_id,
+        pid=request.pid,
+        unix=request.unix,
+        process=request.process,
+    )
 
 
-def _name(session: _Session) -> str | None:
-    return None if session.record is None else str(session.record.address)
+def _gone(known: Known, silent: bool) -> dict[str, Any]:
+    (address, life), end = known
+    assert end is not None
+    return {
+        "event": "gone",
+        "address": str(address),
+        "incarnation": life,
+        "reason": end.reason,
+        "detail": end.detail,
+        "silent": silent,
+    }
+
+
+def _holding(holding: Holding) -> dict[str, Any]:
+    return {"owner": str(holding.owner.address), "incarnation": holding.owner.incarnation, "value": dict(holding.value)}
 
 
 def _listing(addresses: Iterable[WorkerAddress]) -> str:

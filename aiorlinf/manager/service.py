@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import resource
 import secrets
 import time
@@ -12,33 +13,57 @@ from collections.abc import Iterable
 from typing import Any
 
 from aiorlinf.address import WorkerAddress
-from aiorlinf.config import JobConfig, config_to_dict
-from aiorlinf.errors import AuthenticationError, ClosedError, LinkError, UsageError, WireError
+from aiorlinf.config import JobConfig, config_to_dict, load_config
+from aiorlinf.errors import AuthenticationError, ClosedError, ConfigError, LinkError, UsageError, WireError
 from aiorlinf.manager.connection import ManagerConnection
-from aiorlinf.manager.directory import Directory, Instruction, Probe, Refuse, Reply, SessionId, Tell, Wait
+from aiorlinf.manager.directory import Directory
 from aiorlinf.manager.emulation import Budgets, missing_ranges
-from aiorlinf.manager.protocol import (
+from aiorlinf.manager.instructions import Cut, Instruction, Probe, Refuse, Reply, SessionId, Tell, Wait
+from aiorlinf.manager.protocol import BEATS_IN_LIMIT, error_to_dict
+from aiorlinf.manager.requests import (
+    AskJob,
+    Beat,
     Book,
     Expect,
+    Find,
     Forget,
+    Learn,
     ListWorkers,
     Lookup,
     Pong,
+    Publish,
     Register,
+    Remember,
     Request,
+    Subscribe,
     Unregister,
-    error_to_dict,
+    Watch,
+    Withdraw,
     parse_request,
 )
+from aiorlinf.manager.roster import Patience
 from aiorlinf.manager.throttle import Throttle
-from aiorlinf.rendezvous.hosts import LISTEN_BACKLOG, format_endpoint, is_wildcard, open_listener, outward_host
+from aiorlinf.rendezvous.hosts import (
+    LISTEN_BACKLOG,
+    format_endpoint,
+    host_identity,
+    is_wildcard,
+    open_listener,
+    outward_host,
+    process_identity,
+)
 from aiorlinf.wire.handshake import Hello, ServerHandshake
 
-__all__ = ["ManagerService", "max_unproven"]
+__all__ = ["RECOVERY_S", "ManagerService", "max_unproven"]
 
 _log = logging.getLogger("aiorlinf.manager")
 
 PROBE_TIMEOUT_S = 2.0
+RECOVERY_S = 3.0
+"""How long a manager that was started anew waits for the workers of its job; they try to reach it at least every 1.5 s."""
+
+_CLOSED_GRACE_S = 0.5
+_TICKS = 16  # in a heartbeat's limit, at least
 
 
 class ManagerService:
@@ -49,29 +74,44 @@ class ManagerService:
         token: the job's secret.
         job: the job's id; by default a random one.
         expected: all workers of the job, if it is closed: looking up any other fails at once.
+        recover: the job may be going on already, under a manager that is gone: its workers come back in the first `RECOVERY_S` seconds,
+            and new ones wait so long. Needs the job's id. Without a ``config`` it is learnt from them.
 
     Raises:
         AuthenticationError: there is no token.
         UsageError: the configuration is too large to be handed out.
     """
 
-    def __init__(self, *, config: JobConfig, token: bytes, job: str | None = None, expected: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        config: JobConfig | None,
+        token: bytes,
+        job: str | None = None,
+        expected: Iterable[str] | None = None,
+        recover: bool = False,
+    ) -> None:
         if not token:
             raise AuthenticationError("a manager needs a job token", hint="set AIORLINF_TOKEN, or pass a random token")
-        self.config = config
+        if recover and job is None:
+            raise UsageError("a manager can only recover a job whose id it is given")
+        self.config = config or JobConfig()
         self.job = secrets.token_hex(8) if job is None else job
         self.address = ""  # host:port that workers connect to, once started
         self.max_unproven = max_unproven()  # connections that may be in the handshake at once; the oldest is dropped for the next
         self.refused = 0  # connections that did not get through the handshake
         self._token = token
-        workers = None if expected is None else [WorkerAddress(address) for address in expected]
-        self._directory = Directory(job=self.job, config=config_to_dict(config), expected=workers)
-        for name in () if workers is None else missing_ranges(config.cluster.net_emulation, workers):
-            _log.warning("cluster.net_emulation names %s, but the job has no such worker", name)
+        self._tick_s = 0.0
+        self._ticker: asyncio.TimerHandle | None = None
         # in the hello already: a worker must know where to listen before it can register
-        self._hello = Hello(role="manager", job=self.job, capabilities={"config": config_to_dict(config)})
+        told = None if config is None and recover else config_to_dict(self.config)
+        workers = None if expected is None else [WorkerAddress(address) for address in expected]
+        for name in () if workers is None else missing_ranges(self.config.cluster.net_emulation, workers):
+            _log.warning("cluster.net_emulation names %s, but the job has no such worker", name)
+        self._directory = self._new_directory(told, workers, recover)
+        self._budgets = Budgets(self.config.cluster.net_emulation)
+        self._hello = self._new_hello()
         self.handshake()  # a configuration that is too large for it fails here and not at every connection
-        self._budgets = Budgets(config.cluster.net_emulation)
         self._server: asyncio.Server | None = None
         self._closed = False
         self._numbers = itertools.count(1)
@@ -79,6 +119,31 @@ class ManagerService:
         self._sessions: dict[SessionId, _Session] = {}  # proven ones
         self._tasks: set[asyncio.Task[None]] = set()  # probes under way
         self._warnings = Throttle(_log)
+
+    def _new_directory(self, config: dict[str, Any] | None, expected: Iterable[str] | None, recover: bool) -> Directory:
+        limit = self.config.cluster.network.heartbeat_timeout_s
+        self._tick_s = min(0.25, limit / _TICKS)
+        return Directory(
+            job=self.job,
+            config=config,
+            expected=expected,
+            patience=self._patience(),
+            recovering=math.ceil(RECOVERY_S / self._tick_s) if recover else 0,
+            silence=f"{limit:g} s",
+        )
+
+    def _patience(self) -> Patience:
+        limit = self.config.cluster.network.heartbeat_timeout_s
+        seconds = (limit, limit / BEATS_IN_LIMIT + _CLOSED_GRACE_S, _CLOSED_GRACE_S)
+        # one more than the time: the first tick may come at once
+        silent, broken, closed = (math.ceil(each / self._tick_s) + 1 for each in seconds)
+        return Patience(silent, min(broken, silent), min(closed, silent))
+
+    def _new_hello(self) -> Hello:
+        told: dict[str, Any] = {"process": process_identity(), "recovering": self._directory.recovering}
+        if self._directory.config is not None:
+            told["config"] = self._directory.config
+        return Hello(role="manager", job=self.job, host_id=host_identity(), capabilities=told)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "running" if self._server is not None else "new"
@@ -110,10 +175,21 @@ class ManagerService:
         if is_wildcard(bound_host):
             bound_host = network.advertise_host or outward_host()
         self.address = format_endpoint(bound_host, bound_port)
+        self._ticker = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+
+    def _tick(self) -> None:
+        self._ticker = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+        was_recovering = self._directory.recovering
+        self._obey(self._directory.tick())
+        if was_recovering and not self._directory.recovering:
+            self._hello = self._new_hello()
+            _log.info("job %s goes on with %d workers", self.job, len(self._directory.living))
 
     async def close(self) -> None:
         """Stop listening and cut every connection. May be called again. Cancelling leaves it closing."""
         self._closed = True
+        if self._ticker is not None:
+            self._ticker.cancel()
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -154,17 +230,25 @@ class ManagerService:
             return
         if isinstance(reason, WireError):
             self._warnings.warn("cut a worker's connection to the manager: %s", reason)
-        self._obey(self._directory.drop(session.id, reason.message))
+        closed = isinstance(reason, ClosedError) or session.connection.ended
+        self._obey(self._directory.drop(session.id, reason.message, broken=not closed))
 
     # -------------------------------------------------------------------------------------------------------- requests
 
     def _handle(self, session: _Session, request: Request) -> None:
         directory = self._directory
+        self._obey(directory.heard(session.id))
         match request:
-            case Register():
-                self._obey(directory.register(session.id, request))
+            case Beat():
+                session.connection.send({"event": "beat"})
+            case Pong():
+                session.alive.set()
             case Lookup():
                 self._obey(directory.lookup(session.id, request))
+            case Register():
+                self._obey(directory.register(session.id, request))
+            case Watch():
+                self._obey(directory.watch(session.id, request))
             case Unregister():
                 self._obey(directory.unregister(session.id, request))
             case ListWorkers():
@@ -176,8 +260,20 @@ class ManagerService:
                 directory.forget(session.id, request.id)
             case Expect():
                 directory.expect(request)
-            case Pong():
-                session.alive.set()
+            case Subscribe():
+                self._obey(directory.subscribe(session.id, request))
+            case Find():
+                self._obey(directory.find(session.id, request))
+            case Publish():
+                self._obey(directory.publish(session.id, request))
+            case Withdraw():
+                self._obey(directory.withdraw(session.id, request))
+            case Learn():
+                self._obey(directory.learn(request))
+            case AskJob():
+                self._obey(directory.ask_job(session.id, request))
+            case Remember():
+                self._remember(request)
 
     def _book(self, request: Book) -> dict[str, Any]:
         if max(request.budgets) >= len(self._budgets):
@@ -185,6 +281,19 @@ class ManagerService:
             return {"error": error_to_dict(error)}
         booking = self._budgets.book(request.budgets, request.nbytes, time.monotonic())
         return {"ok": {"wait": booking.wait_s, "span": booking.span_s}}
+
+    def _remember(self, request: Remember) -> None:
+        if not self._directory.recovering or self._directory.config is not None:
+            self._directory.remember(request)
+            return
+        try:
+            self.config = load_config(request.config)
+        except ConfigError as error:
+            raise WireError(f"a worker remembers a configuration that this version does not know: {error}") from None
+        self._budgets = Budgets(self.config.cluster.net_emulation)
+        self._directory.remember(request)
+        self._directory.be_patient(self._patience(), f"{self.config.cluster.network.heartbeat_timeout_s:g} s")
+        self._hello = self._new_hello()
 
     def _obey(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -202,6 +311,8 @@ class ManagerService:
                     session.start_timer(instruction)
                 case Probe():
                     self._spawn(self._probe(instruction))
+                case Cut():
+                    session.connection.close(LinkError(instruction.detail))
 
     def expire(self, session: _Session, request: int, waited: float) -> None:
         """A look-up's time is over."""
@@ -210,7 +321,7 @@ class ManagerService:
     async def _probe(self, probe: Probe) -> None:
         """The address is taken. Its holder may have died a moment ago, with the end of its connection still unread."""
         holder = self._sessions.get(probe.holder)
-        state = "which is alive"
+        state = "alive"
         if holder is not None:
             holder.alive.clear()
             holder.connection.send({"event": "ping"})
@@ -218,12 +329,12 @@ class ManagerService:
             try:
                 done, _ = await asyncio.wait(answers, timeout=PROBE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
-                    state = f"whose connection is open, though it has not answered for {PROBE_TIMEOUT_S:g} s"
+                    state = "silent"
             finally:
                 for answer in answers:
                     answer.cancel()
         if probe.session in self._sessions:
-            self._obey(self._directory.register(probe.session, probe.request, holder_state=state))
+            self._obey(self._directory.register(probe.session, probe.request, holder=state))
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine, name="aiorlinf manager probe")
@@ -281,7 +392,8 @@ class _Session:
     def start_timer(self, wait: Wait) -> None:
         if wait.timeout is not None:
             loop = asyncio.get_running_loop()
-            self._timers[wait.request] = loop.call_later(wait.timeout, self._service.expire, self, wait.request, wait.timeout)
+            waited = wait.before + wait.timeout
+            self._timers[wait.request] = loop.call_later(wait.timeout, self._service.expire, self, wait.request, waited)
 
     def stop_timer(self, request: int) -> None:
         timer = self._timers.pop(request, None)

@@ -7,6 +7,7 @@ import errno
 import ipaddress
 import os
 import platform
+import secrets
 import socket
 import struct
 import sys
@@ -33,6 +34,7 @@ __all__ = [
     "open_listener",
     "outward_host",
     "parse_endpoint",
+    "process_identity",
 ]
 
 LISTEN_BACKLOG = 1024
@@ -67,6 +69,18 @@ def host_identity() -> str:
         return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
     except OSError:  # no Linux /proc: the name is the best there is
         return f"{platform.node()}/{sys.platform}"
+
+
+def process_identity() -> str:
+    """Text that no other process has, in whatever container; another one after a fork."""
+    global _process
+    pid = os.getpid()
+    if _process[0] != pid:
+        _process = (pid, secrets.token_hex(8))
+    return _process[1]
+
+
+_process = (0, "")
 
 
 def host_labels(extra: Mapping[str, str] | None = None) -> dict[str, str]:

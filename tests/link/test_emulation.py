@@ -214,6 +214,8 @@ async def test_a_manager_that_does_not_answer_holds_nothing_up_for_ever(
     async with workers("a:0", "b:0", bandwidth_groups=[NARROW]) as (a, b):
         await meet(a, b)
         assert a._manager is not None
-        monkeypatch.setattr(a._manager._connection, "send", lambda message: None)
+        client = a._manager._keeper._client
+        assert client is not None
+        monkeypatch.setattr(client._connection, "send", lambda message: None)
         await asyncio.gather(a.send("through", "b:0"), b.recv("a:0", timeout=20))
         monkeypatch.undo()

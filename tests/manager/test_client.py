@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from aiorlinf.address import WorkerAddress
 from aiorlinf.config import NetworkConfig
 from aiorlinf.errors import AuthenticationError, ClosedError, LinkError, RendezvousError, UsageError, WireError
 from aiorlinf.manager.client import ManagerClient
@@ -249,11 +250,11 @@ async def test_a_lookup_in_vain_names_everybody() -> None:
 async def test_cancelling_a_lookup_withdraws_it() -> None:
     async with manager() as service, join(service, "a:0") as a:
         waiting = asyncio.create_task(a.client.lookup("b:0"))
-        await until(lambda: bool(service._directory._waiters))
+        await until(lambda: len(service._directory.waiting) > 0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        await until(lambda: not service._directory._waiters)
+        await until(lambda: len(service._directory.waiting) == 0)
         async with join(service, "b:0"):
             assert (await a.client.lookup("b:0")).incarnation == 1
 
@@ -262,7 +263,7 @@ async def test_cancelling_a_lookup_withdraws_it() -> None:
 async def test_many_lookups_of_one_worker_at_once() -> None:
     async with manager() as service, join(service, "a:0") as a:
         waiting = [asyncio.create_task(a.client.lookup("b:0", 30.0)) for _ in range(200)]
-        await until(lambda: len(service._directory._waiters.get("b:0", ())) == 200)  # type: ignore[call-overload]
+        await until(lambda: service._directory.waiting.on(WorkerAddress("b:0")) == 200)
         async with join(service, "b:0"):
             assert {record.address for record in await asyncio.gather(*waiting)} == {"b:0"}
 
@@ -344,7 +345,7 @@ async def test_losing_the_manager_fails_what_waits_and_is_told_once() -> None:
     await service.start()
     async with join(service, "a:0") as a:
         waiting = [asyncio.create_task(a.client.lookup(address)) for address in ("b:0", "b:1")]
-        await until(lambda: len(service._directory._waiters) == 2)
+        await until(lambda: len(service._directory.waiting) == 2)
         await service.close()
         errors = await asyncio.gather(*waiting, return_exceptions=True)
         assert all(isinstance(error, RendezvousError) and "the connection to the manager is lost" in str(error) for error in errors)
@@ -369,7 +370,7 @@ async def test_closing_is_an_orderly_leave_and_may_be_repeated() -> None:
     async with manager() as service, join(service, "a:0") as a, join(service, "b:0") as b:
         await a.client.lookup("b:0")
         waiting = asyncio.create_task(b.client.lookup("c:0"))
-        await until(lambda: bool(service._directory._waiters))
+        await until(lambda: len(service._directory.waiting) > 0)
         await asyncio.gather(b.client.close(), b.client.close())
         await b.client.close()
         with pytest.raises(ClosedError):
@@ -420,7 +421,7 @@ async def test_a_callback_that_raises_does_not_harm_the_connection() -> None:
     async with manager() as service, join(service) as other:
         client = await ManagerClient.connect(service.address, TOKEN, deadline=10.0, on_event=fail)
         waiting = asyncio.create_task(client.lookup("b:0", 30.0))
-        await until(lambda: bool(service._directory._waiters))
+        await until(lambda: len(service._directory.waiting) > 0)
         await other.client.register("b:0", port=1)
         assert (await waiting).address == "b:0"
         await client.close()

@@ -14,14 +14,26 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from aiorlinf.address import Identity, Incarnation, WorkerAddress
 from aiorlinf.errors import RendezvousError, UsageError
 from aiorlinf.manager import directory as directory_module
-from aiorlinf.manager.directory import Directory, Instruction, Probe, Refuse, Reply, SessionId, Tell, Wait
-from aiorlinf.manager.protocol import Expect, ListWorkers, Lookup, Register, Unregister
+from aiorlinf.manager.directory import Directory
+from aiorlinf.manager.instructions import Cut, Instruction, Probe, Refuse, Reply, SessionId, Tell, Wait
+from aiorlinf.manager.requests import Expect, ListWorkers, Lookup, Register, Unregister
+from aiorlinf.manager.roster import Patience
 
 A, B, C = SessionId(1), SessionId(2), SessionId(3)
+SILENT, BROKEN, CLOSED = 12, 6, 2
+
+
+def ticks(directory: Directory, count: int) -> list[Instruction]:
+    """What comes of so many ticks."""
+    out: list[Instruction] = []
+    for _ in range(count):
+        out += directory.tick()
+        directory.check()
+    return out
 
 
 def make(*sessions: SessionId, expected: Iterable[str] | None = None) -> Directory:
-    made = Directory(job="j", config={"cluster": {}}, expected=expected)
+    made = Directory(job="j", config={"cluster": {}}, expected=expected, patience=Patience(SILENT, BROKEN, CLOSED))
     for session in sessions:
         made.join(session, "127.0.0.1")
     return made
@@ -114,6 +126,10 @@ def test_an_expired_lookup_tells_how_the_last_life_ended() -> None:
     made.drop(A, "its connection broke")
     assert only(made.lookup(B, lookup("a:0"))) == Wait(B, 9, 5.0)
     error = refusal(made.expire(B, 9, 5.0))
+    assert error.message == "a client waited for a:0, whose life 1 has lost its connection (its connection broke); registered: nobody"
+    ticks(made, CLOSED)
+    made.lookup(B, lookup("a:0"))
+    error = refusal(made.expire(B, 9, 5.0))
     assert error.message == "a client waited for a:0, whose life 1 is over (lost: its connection broke); registered: nobody"
 
 
@@ -153,10 +169,47 @@ def test_a_taken_address_is_probed_and_then_refused_with_the_holder() -> None:
     made.register(A, register("a:0", pid=4242))
     request = register("a:0", 5)
     assert made.register(B, request) == [Probe(B, request, A)]
-    error = refusal(made.register(B, request, holder_state="which is alive"))
+    error = refusal(made.register(B, request, holder="alive"))
     assert error.message == "a:0 is registered already, by process 4242 at 127.0.0.1:7000 on node, which is alive"
     made.drop(A, "it was dead after all")
-    assert isinstance(made.register(B, request, holder_state="which is alive")[0], Reply)
+    assert isinstance(made.register(B, request, holder="alive")[0], Reply)
+    made.check()
+
+
+def test_who_wants_the_address_of_a_silent_worker_gets_it_when_that_is_lost() -> None:
+    made = make(A, B, C)
+    made.register(A, register("a:0"))
+    assert made.register(B, register("a:0", 5), holder="silent") == []
+    assert made.register(C, register("a:0", 6), holder="silent") == []
+    made.drop(C, "it gave up")
+    out = ticks(made, SILENT)
+    assert out[:2] == [
+        Tell(A, {"event": "dead", "detail": "nothing was heard of it for too long"}),
+        Cut(A, "a:0#1 was given up: nothing was heard of it for too long"),
+    ]
+    answer = out[2]
+    assert isinstance(answer, Reply)
+    assert (answer.session, answer.request, answer.body["incarnation"]) == (B, 5, 2)
+    made.check()
+
+
+def test_who_wants_the_address_of_a_silent_worker_is_refused_when_that_says_a_word() -> None:
+    made = make(A, B)
+    made.register(A, register("a:0"))
+    made.register(B, register("a:0", 5), holder="silent")
+    assert "which is alive" in refusal(made.heard(A)).message
+    assert made.heard(A) == []
+    assert ticks(made, SILENT - 1) == []
+
+
+def test_who_wants_the_address_of_a_silent_worker_gets_it_when_its_connection_is_gone() -> None:
+    made = make(A, B)
+    made.register(A, register("a:0"))
+    made.register(B, register("a:0", 5), holder="silent")
+    answer = only(made.drop(A, "gone"))
+    assert isinstance(answer, Reply)
+    assert answer.body["incarnation"] == 2
+    made.check()
 
 
 def test_a_connection_registers_once() -> None:
@@ -189,14 +242,15 @@ def test_both_ends_of_a_link_hear_of_the_others_death() -> None:
     for session, address in ((A, "a:0"), (B, "b:0"), (C, "c:0")):
         made.register(session, register(address))
     made.lookup(A, lookup("b:0"))
-    event = {"event": "gone", "address": "b:0", "incarnation": 1, "reason": "lost", "detail": "why"}
-    assert made.drop(B, "why") == [Tell(A, event)]
+    event = {"event": "gone", "address": "b:0", "incarnation": 1, "reason": "lost", "detail": "why", "silent": False}
+    assert made.drop(B, "why") == []
+    assert ticks(made, CLOSED) == [Tell(A, event)]
     made.join(B, "127.0.0.1")
     joined = made.register(B, register("b:0"))
     assert joined[1:] == [Tell(A, {"event": "joined", "address": "b:0", "incarnation": 2})]
     made.lookup(B, lookup("a:0"))
     left = made.unregister(A, Unregister(4))
-    assert left[0] == Tell(B, {"event": "gone", "address": "a:0", "incarnation": 1, "reason": "left", "detail": "it closed"})
+    assert left[0] == Tell(B, {**event, "address": "a:0", "reason": "left", "detail": "it closed"})
     made.check()
 
 
@@ -303,12 +357,35 @@ class AnyOrder(RuleBasedStateMachine):
     def register(self, data: st.DataObject, address: str) -> None:
         session = data.draw(st.sampled_from(sorted(self.there)))
         self.numbers += 1
-        out = self.directory.register(session, register(address, self.numbers), holder_state="which is alive")
-        first = out[0]
-        assert isinstance(first, (Reply, Refuse))
+        out = self.directory.register(session, register(address, self.numbers), holder="alive")
+        (first,) = [item for item in out if isinstance(item, (Reply, Refuse)) and (item.session, item.request) == (session, self.numbers)]
         if isinstance(first, Reply):
             self.lives[address] = self.lives.get(address, 0) + 1
             assert first.body["incarnation"] == self.lives[address]
+        self.obey(out, asked=(session, self.numbers))
+
+    @rule(count=st.integers(1, SILENT))
+    def pass_time(self, count: int) -> None:
+        for _ in range(count):
+            self.obey(self.directory.tick())
+
+    @precondition(lambda self: self.there)
+    @rule(data=st.data())
+    def beat(self, data: st.DataObject) -> None:
+        self.obey(self.directory.heard(data.draw(st.sampled_from(sorted(self.there)))))
+
+    @precondition(lambda self: self.there)
+    @rule(data=st.data(), address=ADDRESSES)
+    def go_on(self, data: st.DataObject, address: str) -> None:
+        session = data.draw(st.sampled_from(sorted(self.there)))
+        if self.directory.name(session) is not None or not self.lives.get(address):
+            return
+        life = data.draw(st.integers(1, self.lives[address]))
+        lived = Identity(WorkerAddress(address), Incarnation(life)) in self.directory.living
+        self.numbers += 1
+        out = self.directory.register(session, register(address, self.numbers, life=Incarnation(life)))
+        answers = [item for item in out if isinstance(item, (Reply, Refuse)) and (item.session, item.request) == (session, self.numbers)]
+        assert [type(item) for item in answers] == [Reply if lived else Refuse], "a life that is over stays over"
         self.obey(out, asked=(session, self.numbers))
 
     @precondition(lambda self: self.there)

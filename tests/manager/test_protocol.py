@@ -13,22 +13,35 @@ from hypothesis import strategies as st
 from aiorlinf.address import Identity, Incarnation, WorkerAddress
 from aiorlinf.config import JobConfig, config_to_dict
 from aiorlinf.errors import AuthenticationError, ConfigError, LinkError, RendezvousError, UsageError, WireError
+from aiorlinf.manager.lives import End, Known
 from aiorlinf.manager.protocol import (
     MAX_MESSAGE_BYTES,
-    Book,
-    Expect,
-    Forget,
-    ListWorkers,
-    Lookup,
     MessageReader,
-    Pong,
-    Register,
     Registration,
-    Unregister,
     WorkerRecord,
     encode,
     error_from_dict,
     error_to_dict,
+)
+from aiorlinf.manager.requests import (
+    AskJob,
+    Beat,
+    Book,
+    Expect,
+    Find,
+    Forget,
+    Learn,
+    ListWorkers,
+    Lookup,
+    Pong,
+    Publish,
+    Register,
+    Remember,
+    Subscribe,
+    Unregister,
+    Watch,
+    Withdraw,
+    known_to_list,
     parse_request,
 )
 
@@ -95,6 +108,54 @@ def test_requests() -> None:
     assert parse_request({"op": "expect", "addresses": ["rollout:0"]}) == Expect((rollout,))
     assert parse_request({"op": "pong"}) == Pong()
     assert parse_request({"op": "book", "id": 6, "budgets": [2, 1], "bytes": 1000}) == Book(6, (2, 1), 1000)
+    assert parse_request({"op": "beat"}) == Beat()
+    assert parse_request({"op": "job", "id": 6}) == AskJob(6)
+    assert parse_request({"op": "subscribe", "id": 7}) == Subscribe(7)
+    assert parse_request({"op": "lookup", "id": 2, "address": "rollout:0", "above": 3}) == Lookup(2, rollout, None, 3)
+    going_on = parse_request({**REGISTER, "life": 4, "process": "p"})
+    assert isinstance(going_on, Register)
+    assert (going_on.life, going_on.process) == (4, "p")
+    assert parse_request({"op": "publish", "id": 8, "kind": "channel", "name": "c", "value": {"a": "b"}}) == Publish(
+        8, "channel", "c", {"a": "b"}, False
+    )
+    assert parse_request({"op": "withdraw", "id": 9, "kind": "group", "name": "g"}) == Withdraw(9, "group", "g")
+    assert parse_request({"op": "find", "id": 10, "kind": "group", "name": "g", "timeout": 1}) == Find(10, "group", "g", 1.0)
+    assert parse_request({"op": "remember", "config": {}, "expected": ["rollout:0"]}) == Remember({}, (rollout,))
+    assert parse_request({"op": "watch", "workers": [["rollout:0", 2]]}) == Watch((Identity(rollout, Incarnation(2)),))
+
+
+def test_what_is_known_of_lives_survives_the_wire() -> None:
+    identity = Identity(WorkerAddress("rollout:0"), Incarnation(2))
+    lives = (Known(identity, None), Known(identity, End("left", "it closed")), Known(identity, End("lost", "x" * 1000)))
+    learnt = parse_request({"op": "learn", "lives": [known_to_list(known) for known in lives]})
+    assert learnt == Learn((*lives[:2], Known(identity, End("lost", "x" * 300))))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"op": "learn", "lives": None},
+        {"op": "learn", "lives": [["rollout:0", 1]] * 1001},
+        {"op": "learn", "lives": ["rollout:0"]},
+        {"op": "learn", "lives": [["rollout:0", 0]]},
+        {"op": "learn", "lives": [["rollout:0", 1, "lost"]]},
+        {"op": "learn", "lives": [["rollout:0", 1, "slept", ""]]},
+        {"op": "learn", "lives": [["rollout:0", 1, "lost", "x" * 301]]},
+        {"op": "watch", "workers": [["rollout:0"]]},
+        {"op": "watch", "workers": [[1, 1]]},
+        {"op": "watch", "workers": {}},
+        {"op": "remember", "config": []},
+        {"op": "remember", "config": {}, "expected": [7]},
+        {"op": "publish", "id": 1, "kind": "file", "name": "x", "value": {}},
+        {"op": "publish", "id": 1, "kind": "group", "name": "", "value": {}},
+        {"op": "publish", "id": 1, "kind": "group", "name": "x", "value": {"a": 1}},
+        {"op": "find", "id": 1, "kind": ["group"], "name": "x"},
+        {"op": "lookup", "id": 2, "address": "rollout:0", "above": -1},
+    ],
+)
+def test_malformed_news_and_names(message: dict[str, Any]) -> None:
+    with pytest.raises(WireError):
+        parse_request(message)
 
 
 @pytest.mark.parametrize(
@@ -230,14 +291,49 @@ def test_what_cannot_be_encoded() -> None:
 
 _scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["rollout:0", "cpu", "link"])
 _values = st.recursive(_scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3))
-_ops = st.sampled_from(["register", "lookup", "unregister", "workers", "book", "forget", "expect", "pong", "x"])
+_ops = st.sampled_from(
+    [
+        "register",
+        "lookup",
+        "unregister",
+        "workers",
+        "forget",
+        "expect",
+        "pong",
+        "learn",
+        "watch",
+        "remember",
+        "find",
+        "publish",
+        "book",
+        "x",
+    ]
+)
 
 
-@given(op=_ops, changes=st.dictionaries(st.sampled_from([*REGISTER, "timeout", "after", "addresses"]), _values))
+MORE: dict[str, Any] = {
+    "timeout": None,
+    "after": None,
+    "addresses": [],
+    "above": 1,
+    "life": 1,
+    "lives": [["rollout:0", 1, "lost", "x"]],
+    "workers": [["rollout:0", 1]],
+    "config": {},
+    "expected": [],
+    "kind": "channel",
+    "name": "x",
+    "value": {},
+    "budgets": [1],
+    "bytes": 1,
+}
+
+
+@given(op=_ops, changes=st.dictionaries(st.sampled_from([*REGISTER, *MORE]), _values))
 @settings(max_examples=60, deadline=None)
 def test_any_request_is_understood_or_a_wire_error(op: str, changes: dict[str, Any]) -> None:
     try:
-        parse_request({**REGISTER, "timeout": None, "addresses": [], "op": op, **changes})
+        parse_request({**REGISTER, **MORE, "op": op, **changes})
     except WireError:
         pass
 

@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import struct
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,7 @@ asyncio.run(main(), debug=False)
                 child.kill()
                 child.wait()
         assert [(out.strip(), err) for out, err in results] == [("125", "")] * 4
-        assert len(service._directory._lives) == 500
+        assert len(service._directory.lives) == 500
 
 
 @pytest.mark.asyncio
@@ -191,17 +192,21 @@ async def test_a_killed_worker_is_news_and_its_address_is_free_again() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_frozen_holder_is_told_from_a_living_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_frozen_holder_makes_room_when_its_silence_is_taken_for_its_death(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "PROBE_TIMEOUT_S", 0.2)
-    async with manager() as service:
+    async with manager(config=config_with(heartbeat_timeout_s=1.0)) as service, join(service) as watcher:
+        await watcher.client.subscribe()
         child = spawn(HOLDER, service.address)
         try:
             assert child.stdout is not None
             assert (await asyncio.to_thread(child.stdout.readline)).strip() == "a:0#1"
             child.send_signal(signal.SIGSTOP)
+            begin = time.monotonic()
             async with join(service) as second:
-                with pytest.raises(RendezvousError, match=rf"by process {child.pid} .*has not answered for 0\.2 s"):
-                    await second.client.register("a:0", port=2)
+                assert (await second.client.register("a:0", port=2)).identity == ("a:0", 2)
+                assert 0.5 < time.monotonic() - begin < 2.0
+            assert watcher.news[:3] == [("joined", "a:0", 1, None), ("gone", "a:0", 1, "lost"), ("joined", "a:0", 2, None)]
+            assert watcher.events[1]["silent"] is True
         finally:
             child.kill()
             child.communicate()

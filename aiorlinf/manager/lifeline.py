@@ -1,0 +1,184 @@
+"""A worker's place in its job, as the worker holds it: the manager seen from the worker's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aiorlinf.address import Identity, WorkerAddress
+from aiorlinf.config import JobConfig, NetworkConfig
+from aiorlinf.errors import AiorlinfError, ClosedError, DeclaredDead, ForkedHandle
+from aiorlinf.manager.emulation import Booking
+from aiorlinf.manager.keeper import Keeper
+from aiorlinf.manager.life_thread import acquire_life_thread
+from aiorlinf.manager.names import Holding
+from aiorlinf.manager.protocol import Registration, WorkerRecord
+from aiorlinf.manager.requests import Kind
+
+if TYPE_CHECKING:
+    from aiorlinf.manager.mirror import News
+    from aiorlinf.work.home import LoopHome
+
+__all__ = ["Lifeline"]
+
+log = logging.getLogger("aiorlinf.manager")
+
+R = TypeVar("R")
+
+
+class Lifeline:
+    """Home thread only, but for `abandon`. What is asked of the manager is asked in the heartbeat thread, by a `Keeper`.
+
+    Every method that asks raises ClosedError once the worker is closed, DeclaredDead once it is known that the others have given
+    this worker up, and ForkedHandle in a child process.
+
+    Attributes:
+        address: the manager's ``host:port``.
+        on_news: called on the home thread with what is new of other workers.
+        on_dead: called there once, if this worker was declared dead.
+        local_host: our own address of the first connection to the manager.
+    """
+
+    def __init__(self, home: LoopHome, worker: WorkerAddress, manager: str, token: bytes | None, limits: NetworkConfig | None) -> None:
+        self.address = manager
+        self.on_news: Callable[[News], None] = lambda _: None
+        self.on_dead: Callable[[DeclaredDead], None] = lambda _: None
+        self.local_host = ""
+        self._home = home
+        self._worker = worker
+        self._pid = os.getpid()
+        self._released = False
+        self._thread = acquire_life_thread()
+        self._keeper = Keeper(self, worker, manager, token, limits)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._released else "away from" if self.away else "at"
+        return f"<Lifeline of {self._worker} {state} the manager at {self.address}>"
+
+    # ------------------------------------------------------------------------------------------------------------- joining
+
+    async def connect(self) -> JobConfig:
+        """Reach the manager; the job's configuration. Raises what `ManagerClient.connect` and `ask_config` do.
+
+        Cancelling leaves nothing open once it is closed.
+        """
+        client = await self._there(self._keeper.connect())
+        self.local_host = client.local_host
+        return self._keeper.config
+
+    async def register(self, **details: Any) -> Registration:
+        """Join. As `ManagerClient.register`, whose arguments it takes. From now on the heartbeats go."""
+        return await self._there(self._keeper.register(**details))
+
+    # ----------------------------------------------------------------------------------------------------------- questions
+
+    @property
+    def away(self) -> bool:
+        """Whether the manager cannot be asked at the moment."""
+        return self._keeper.away_since is not None
+
+    async def lookup(self, address: str, timeout: float | None = None, above: int = 0) -> WorkerRecord:
+        """Where a worker is, in a life above the number `above`. Waits until it registers, up to `timeout` seconds.
+
+        While the manager is away: where it was when it was last looked up, if nothing is known against it.
+
+        Raises RendezvousError as `ManagerClient.lookup` does, or when the manager is away for so long. Cancelling withdraws the question.
+        """
+        return await self._there(self._keeper.lookup(WorkerAddress(address), timeout, above))
+
+    async def workers(self) -> list[WorkerRecord]:
+        """All registered workers; while the manager is away, those that are known and may live."""
+        return await self._there(self._keeper.workers())
+
+    async def follow(self) -> list[Identity]:
+        """Have the news of all workers from now on; who else lives at the moment."""
+        return await self._there(self._keeper.follow())
+
+    async def publish(self, kind: Kind, name: str, value: Mapping[str, str]) -> None:
+        """Hold a named thing until `withdraw` or the end of this worker. A manager that is started anew hears of it, too.
+
+        Raises RendezvousError when another living worker holds it. Waits while the manager is away.
+        """
+        await self._there(self._keeper.publish(kind, name, value))
+
+    async def withdraw(self, kind: Kind, name: str) -> None:
+        """Hold it no more. Waits while the manager is away."""
+        await self._there(self._keeper.withdraw(kind, name))
+
+    async def find(self, kind: Kind, name: str, timeout: float | None = None) -> Holding:
+        """Who holds a named thing. Waits until somebody does, up to `timeout` seconds. Raises RendezvousError when nobody did in time."""
+        return await self._there(self._keeper.find(kind, name, timeout))
+
+    async def book(self, budgets: Sequence[int], nbytes: int, timeout: float) -> Booking:
+        """As `ManagerClient.book`. Raises RendezvousError at once while the manager is away."""
+        return await self._there(self._keeper.book(budgets, nbytes, timeout))
+
+    def watch(self, identity: Identity) -> None:
+        """There is a link with this worker: hear of its end, and know where it was. Returns at once."""
+        if not self._released and os.getpid() == self._pid:
+            self._thread.loop.call_soon_threadsafe(self._keeper.watch, identity)
+
+    async def _there(self, asking: Coroutine[Any, Any, R]) -> R:
+        if os.getpid() != self._pid or self._released:
+            asking.close()
+            if self._released:
+                raise ClosedError("the worker was closed", local=self._worker)
+            raise ForkedHandle(f"{self._worker} was made before a fork", hint="call aiorlinf.init() in the child")
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asking, self._thread.loop))
+
+    # -------------------------------------------------------------------------------------------------------------- the end
+
+    async def close(self, timeout: float) -> None:
+        """Leave the job and end the heartbeats, within `timeout` seconds. May be called again; does nothing after a fork.
+
+        Cancelling leaves that to `abandon`.
+        """
+        if self._released or os.getpid() != self._pid:
+            return
+        try:
+            await self._there(self._keeper.close(timeout))
+        finally:
+            self._release()
+
+    def abandon(self) -> None:
+        """End the heartbeats without a goodbye, from any thread: the worker's loop has ended. Blocks for a moment."""
+        if self._released or os.getpid() != self._pid:
+            return
+        ending = asyncio.run_coroutine_threadsafe(self._keeper.abort(), self._thread.loop)
+        try:
+            ending.result(1.0)
+        except TimeoutError:
+            log.warning("the heartbeats of %s do not end", self._worker)
+        self._release()
+
+    def _release(self) -> None:
+        if not self._released:
+            self._released = True
+            self._thread.release()
+
+    # ------------------------------------------------------------------------------------- the keeper's owner, in its thread
+
+    def alive(self) -> bool:
+        """See `manager.keeper.Owner`."""
+        return not self._home.loop.is_closed()
+
+    def news(self, news: News) -> None:
+        """See `manager.keeper.Owner`."""
+        self._tell(lambda: self.on_news(news))
+
+    def dead(self, error: DeclaredDead) -> None:
+        """See `manager.keeper.Owner`."""
+        self._tell(lambda: self.on_dead(error))
+
+    def gone(self) -> None:
+        """See `manager.keeper.Owner`."""
+        self._thread.loop.call_soon(self._release)
+
+    def _tell(self, call: Callable[[], None]) -> None:
+        try:
+            self._home.call_soon(call)
+        except AiorlinfError:  # the worker's loop is closed: nobody is there to hear it
+            pass
