@@ -295,6 +295,7 @@ class Exchange:
         The sender's work is done when the message is whole in our hands. Cancelling gives the message back to the next receive.
         """
         self.check(tag)
+        self.table.pass_on()
         return self._receive("recv_parcel", peer, ParcelReceive(stream_key(context, tag)), timeout)
 
     def encode_parcel(self, obj: Any) -> Parcel:

@@ -203,3 +203,4 @@ class ParcelInbox(Inbox):
 
     def __init__(self, exchange: Exchange, context: int, tag: int) -> None:
         super().__init__(exchange, tag, context)
+        exchange.table.pass_on()

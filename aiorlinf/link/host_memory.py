@@ -20,6 +20,7 @@ from aiorlinf.backends.shm.segment import shm_problem
 from aiorlinf.config import SharedMemoryConfig
 from aiorlinf.errors import AiorlinfError, UsageError
 from aiorlinf.link.link import LinkState
+from aiorlinf.link.loan import Keeper
 from aiorlinf.link.shared import SharedIn, SharedOut
 from aiorlinf.wire.dtypes import NAMES
 from aiorlinf.wire.leaves import LeafSpec, tensor_over
@@ -74,6 +75,7 @@ class HostMemory:
         problem: why this worker cannot share memory, None if it can.
         arena: the memory of its sends.
         used: `empty` has been called.
+        keeper: of peers' segments that messages are passed on in.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class HostMemory:
         self.arena = Arena(home, config.max_bytes, config.segment_bytes)
         self.arena.on_drop = self._dropped
         self.used = False
+        self.keeper = Keeper(home, self.arena.new_number, self._dropped)
         self._find: Callable[[str], Link | None] = find
         self._links: Callable[[], list[Link]] = links
         self._key = secrets.token_hex(32)
@@ -117,7 +120,7 @@ class HostMemory:
 
     def equip(self, link: Link, hello: dict[str, Any], me: Identity, identity: Identity) -> SharedOut:
         """Give a link its two halves; the sending one is returned."""
-        incoming = SharedIn(self.home, link.release_shared)
+        incoming = SharedIn(self.home, link.release_shared, self.keeper)
         link.receiver.shared = incoming
         whose = (str(identity.address), identity.incarnation)
         for reader in [reader for reader, early in self._early.items() if early == whose]:

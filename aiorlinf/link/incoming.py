@@ -11,6 +11,7 @@ from aiorlinf.link.memory import Copy, byte_tensor, fresh_bytes
 if TYPE_CHECKING:
     from aiorlinf.codec.pool import TensorBufferPool
     from aiorlinf.errors import AiorlinfError
+    from aiorlinf.link.loan import Held
     from aiorlinf.link.sink import Sink
     from aiorlinf.wire.leaves import LeafSpec
     from aiorlinf.wire.manifest import Manifest
@@ -95,6 +96,7 @@ class Content:
         spec: description of a `send_tensor` payload.
         total: payload bytes.
         tensors: memory of the leaves, one-dimensional uint8, once the payload has started.
+        held: what the tensors lie in, if that is memory of a peer that can be lent on.
         direct: the payload goes into the receive's own buffer.
         borrowed: that receive was cancelled while a lane still writes into its buffer.
         copying: fills the receive's own buffer from `tensors`, None if nothing does.
@@ -115,6 +117,7 @@ class Content:
         "direct",
         "ended",
         "head",
+        "held",
         "lane_pending",
         "manifest",
         "refused",
@@ -132,6 +135,7 @@ class Content:
         self.spec = spec
         self.total = total
         self.tensors: list[torch.Tensor] = []
+        self.held: Held | None = None
         self.direct = False
         self.borrowed = False
         self.copying: Copy | None = None

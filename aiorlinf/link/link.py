@@ -147,10 +147,10 @@ class Link:
         self.sender.pump.chunk_bytes = config.chunk_bytes
         self.receiver.configure(config)
 
-    def release_shared(self, body: bytes) -> None:
-        """Tell the peer which of its shared memory nobody here looks at any more."""
+    def release_shared(self, body: bytes, abandoned: bool = False) -> None:
+        """Tell the peer which of its shared memory nobody here looks at any more; `abandoned`: but perhaps somebody elsewhere."""
         if self._conn is not None:
-            self._conn.send(frame(FrameType.RELEASE, 0, body))
+            self._conn.send(frame(FrameType.RELEASE, 0, body, Flag.ABANDONED if abandoned else 0))
 
     def forget_segment(self, number: int) -> None:
         """The arena dropped a segment; the peer need not keep it mapped."""
@@ -222,7 +222,7 @@ class Link:
         elif kind == FrameType.RELEASE:
             if self.shared_out is None:
                 raise WireError("shared memory is released that this side has not got")
-            self.shared_out.on_release(body)
+            self.shared_out.on_release(body, bool(flags & Flag.ABANDONED))
         elif kind == FrameType.DROP:
             if self.receiver.shared is not None:
                 self.receiver.shared.drop(key)

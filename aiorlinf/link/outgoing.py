@@ -11,6 +11,7 @@ from aiorlinf.wire.frames import Flag
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from aiorlinf.link.loan import Held
     from aiorlinf.link.placement import Placement
     from aiorlinf.wire.flat import Flat
     from aiorlinf.wire.leaves import Leaf
@@ -54,6 +55,7 @@ class Outgoing:
         lane_generation: of the pair that carries it, 0 for none.
         in_shared: where in shared memory it was handed over, None if it was not.
         owned: leaves that are in shared memory already, by index: their regions.
+        held: all of it lies in shared memory of a peer already, None if it does not.
         moved: tensors that were given away by this send, with a second handle on their memory.
         versions: version counters of the tensors at the call.
         attempt: how often the payload was started; chunks of an earlier attempt are dropped.
@@ -71,6 +73,7 @@ class Outgoing:
         "flags",
         "flat",
         "head",
+        "held",
         "in_shared",
         "key",
         "lane_generation",
@@ -123,6 +126,7 @@ class Outgoing:
         self.reply = False
         self.in_shared: Placement | None = None
         self.owned: dict[int, Any] = {}
+        self.held: Held | None = None
         self.moved: list[tuple[Any, Any]] = []
         self.sender: Any = None
         self.on_over: Callable[[bool, bool], None] | None = None

@@ -22,8 +22,11 @@ from aiorlinf.wire.manifest import Limits, Manifest, decode_manifest, encode_man
 from aiorlinf.wire.tree import rebuild
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aiorlinf.address import Identity
     from aiorlinf.codec.pool import TensorBufferPool
+    from aiorlinf.link.loan import Held
     from aiorlinf.work.base import AsyncWork
 
 __all__ = ["Parcel", "decode_parcel", "encode_parcel"]
@@ -45,7 +48,7 @@ class Parcel:
             find out; who sends it on takes the risk that the peer saw the message, too, and even wrote to its memory before it was copied.
     """
 
-    __slots__ = ("__weakref__", "_alone", "_body", "_head", "_manifest", "_memory", "_sends", "nbytes", "sender", "uncertain")
+    __slots__ = ("__weakref__", "_alone", "_body", "_head", "_held", "_manifest", "_memory", "_sends", "nbytes", "sender", "uncertain")
 
     def __init__(
         self, body: bytes | None, head: bytes = b"", manifest: Manifest | None = None, memory: list[torch.Tensor] | None = None
@@ -53,7 +56,8 @@ class Parcel:
         self._body = body
         self._head = head
         self._manifest = manifest
-        self._memory = memory or []
+        self._memory: Sequence[torch.Tensor] = memory or ()
+        self._held: Held | None = None
         self._sends = 0  # under way
         self._alone = False  # one of them will empty it
         self.nbytes = len(body) if body is not None else len(head) + (0 if manifest is None else manifest.payload_bytes)
@@ -67,7 +71,9 @@ class Parcel:
         if content is None or content.manifest is None:
             body = message.body
             return cls(body if type(body) is bytes else bytes(body or b""))
-        return cls(None, content.head, content.manifest, content.tensors)
+        parcel = cls(None, content.head, content.manifest, list(content.tensors))
+        parcel._held = content.held
+        return parcel
 
     @property
     def closed(self) -> bool:
@@ -76,8 +82,8 @@ class Parcel:
 
     def close(self) -> None:
         """Let go of the memory. A send under way goes on. May be called again. Any thread."""
-        self._body = self._manifest = None
-        self._memory = []
+        self._body = self._manifest = self._held = None
+        self._memory = ()
 
     # ---- sending on
 
@@ -97,6 +103,7 @@ class Parcel:
             assert manifest is not None
             leaves = [Leaf(spec, None, memory, None) for spec, memory in zip(manifest.specs, self._memory, strict=True)]
             out = Outgoing(work, key, flat=Flat(manifest.kind, (), leaves), manifest=self._head, total=manifest.payload_bytes)
+            out.held = None if keep else self._held
         self._sends += 1
         self._alone = not keep
         out.on_over = self._over
@@ -131,7 +138,8 @@ class Parcel:
             assert manifest is not None
             message.content = content = Content(manifest, None, manifest.payload_bytes)
             content.head = self._head
-            content.tensors = self._memory
+            content.tensors = list(self._memory)
+            content.held = self._held
         self.close()
         return message
 

@@ -7,16 +7,16 @@ send (made with `empty`) stay where they are.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from aiorlinf.backends.shm.regions import ALIGNMENT, align
 from aiorlinf.errors import WireError
 
 if TYPE_CHECKING:
-    from aiorlinf.backends.shm.arena import Region
+    from aiorlinf.backends.shm.segment import Segment
 
-__all__ = ["PLACE", "Place", "Placement", "decode_places", "offsets", "packed_size"]
+__all__ = ["PLACE", "Lendable", "Place", "Placement", "decode_places", "offsets", "packed_size"]
 
 PLACE = struct.Struct("<IQ")
 """Segment number, offset."""
@@ -40,6 +40,25 @@ def packed_size(sizes: Sequence[int]) -> int:
     return offsets(sizes)[-1]
 
 
+class Lendable(Protocol):
+    """A part of a segment that can be lent: a `Region` of our own, or a `Loan` of a peer."""
+
+    @property
+    def segment(self) -> Segment: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def hold(self) -> None:
+        """One more may look at it."""
+
+    def release(self) -> None:
+        """One less."""
+
+    def abandon(self) -> None:
+        """One of them will never say when he is done."""
+
+
 class Placement:
     """Where one message is, on the sender's side.
 
@@ -53,20 +72,25 @@ class Placement:
 
     __slots__ = ("back", "lent", "names", "owned", "region")
 
-    def __init__(self, region: Region | None, owned: dict[int, Region]) -> None:
+    def __init__(self, region: Lendable | None, owned: Mapping[int, Lendable]) -> None:
         self.region = region
         self.owned = owned
         self.names: dict[int, int] = {}
         self.lent = 0
         self.back: Callable[[], None] | None = None
 
-    def regions(self) -> list[Region]:
+    def regions(self) -> list[Lendable]:
         """All regions of the message."""
         return [*([self.region] if self.region is not None else []), *self.owned.values()]
 
-    def place_of(self, region: Region) -> Place:
+    def place_of(self, region: Lendable) -> Place:
         """As the peer knows it."""
         return self.names[region.segment.number], region.offset
+
+    def let_go(self) -> None:
+        """Refer to the parts themselves no more: of those that are given back one by one, none may keep another."""
+        self.region = None
+        self.owned = {}
 
     def encode(self) -> bytes:
         """For the START frame, once `names` is filled in."""

@@ -21,7 +21,7 @@ from aiorlinf.link.delivery import Delivery, about, undecodable_fact
 from aiorlinf.link.incoming import Content, Incoming, Receive, Whole
 from aiorlinf.link.mailbox import Mailbox
 from aiorlinf.link.memory import byte_tensor, byte_view, copy_bytes, fresh_bytes
-from aiorlinf.link.shared import SharedIn
+from aiorlinf.link.shared import SharedIn, Views
 from aiorlinf.link.sink import DiscardSink, Sink
 from aiorlinf.link.window import FRAME_COST, ReceiveWindow
 from aiorlinf.wire.frames import MESSAGE_ID, OPEN_PREFIX, Flag, FrameType, Start, Via, frame
@@ -449,13 +449,13 @@ class Receiver:
         attempt = content.attempt
         content.lane_pending = True
 
-        def placed(tensors: list[torch.Tensor] | None) -> None:
+        def placed(tensors: Views | None) -> None:
             if content.attempt != attempt or self.opened.get(message.message_id) is not message:
                 return
             if tensors is None:
                 self.reply(FrameType.AGAIN, message.message_id)
                 return
-            content.tensors = tensors
+            content.tensors, content.held = list(tensors), tensors.held
             content.direct = False
             content.sink = Sink([])
             content.lane_pending = False

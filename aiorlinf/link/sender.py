@@ -334,6 +334,7 @@ class Sender:
         out.state = State.DONE
         out.work = None
         out.moved = []
+        out.held = None
         if self.pending.pop(out.message_id, None) is not None and out.flags & Flag.TENSOR:
             self._tensors -= 1
         self.release(out)

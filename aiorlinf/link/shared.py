@@ -27,13 +27,14 @@ from aiorlinf.backends.shm.descriptors import DescriptorReader, DescriptorWriter
 from aiorlinf.backends.shm.mapping import let_go
 from aiorlinf.backends.shm.segment import Segment, open_segment
 from aiorlinf.errors import AiorlinfError, WireError
-from aiorlinf.link.placement import PLACE, Place, Placement, decode_places, offsets, packed_size
+from aiorlinf.link.loan import Held, Hold, Keeper, Loan
+from aiorlinf.link.placement import PLACE, Lendable, Place, Placement, decode_places, offsets, packed_size
 
 if TYPE_CHECKING:
     from aiorlinf.wire.leaves import Leaf
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["COPY_INLINE_BYTES", "SharedIn", "SharedOut"]
+__all__ = ["COPY_INLINE_BYTES", "SharedIn", "SharedOut", "Views"]
 
 log = logging.getLogger("aiorlinf.link")
 
@@ -72,7 +73,7 @@ class SharedOut:
         self._writer: DescriptorWriter | None = None
         self._names: dict[int, list[int]] = {}  # by segment, the numbers by which the peer knows it
         self._stale: set[int] = set()  # segments that may have been lost: pass them again, under another number
-        self._lent: dict[Place, deque[tuple[Region, Placement]]] = {}
+        self._lent: dict[Place, deque[tuple[Lendable, Placement]]] = {}
         self._resting = False
         self._rests_until = float("-inf")
         self._pause = _FIRST_PAUSE_SECONDS
@@ -110,7 +111,7 @@ class SharedOut:
             self._rest(f"a memory file could not be passed: {error}")
             return None
         for region in regions:
-            self.arena.hold(region)
+            region.hold()
             self._lent.setdefault(placement.place_of(region), deque()).append((region, placement))
             self.lent_bytes += region.size
         placement.lent += len(regions)
@@ -155,8 +156,8 @@ class SharedOut:
         self._stale.discard(number)
         return self._names.pop(number, [])
 
-    def on_release(self, body: memoryview) -> None:
-        """The peer's last views of these regions are gone."""
+    def on_release(self, body: memoryview, abandoned: bool = False) -> None:
+        """The peer's last views of these regions are gone; `abandoned`: but somebody that he lent them to may still look."""
         if len(body) % PLACE.size:
             raise WireError(f"a release of {len(body)} bytes")
         for place in PLACE.iter_unpack(body):
@@ -167,7 +168,10 @@ class SharedOut:
             if not loans:
                 del self._lent[place]
             self.lent_bytes -= region.size
-            self.arena.release(region)
+            if abandoned:
+                region.abandon()
+            else:
+                region.release()
             placement.lent -= 1
             if not placement.lent and placement.back is not None:
                 back, placement.back = placement.back, None
@@ -186,7 +190,7 @@ class SharedOut:
         self.lent_bytes = 0
         for loans in lent.values():
             for region, _ in loans:
-                self.arena.abandon(region)
+                region.abandon()
 
 
 def _copy_leaf(address: int, leaf: Leaf) -> None:
@@ -209,42 +213,57 @@ class _Releases:
         held_bytes: in regions that somebody here looks at.
     """
 
-    def __init__(self, home: LoopHome, send: Callable[[bytes], None]) -> None:
+    def __init__(self, home: LoopHome, send: Callable[..., None]) -> None:
         self.held_bytes = 0
         self._home = home
-        self._send: Callable[[bytes], None] | None = send
+        self._send: Callable[..., None] | None = send
         self._gone: list[bytes] = []
+        self._abandoned: list[bytes] = []
 
-    def root_gone(self, place: Place, size: int) -> None:
+    def root_gone(self, hold: Hold) -> None:
         """The last view is gone; called in whatever thread let go of it."""
         if self._send is None:
             return
         try:
-            self._home.call_soon(self._given_back, place, size)
+            self._home.call_soon(self._given_back, hold)
         except AiorlinfError:  # the loop is gone, or we are a fork: nobody is left to tell
             pass
 
-    def _given_back(self, place: Place, size: int) -> None:
-        self.held_bytes -= size
-        self.add(place)
+    def _given_back(self, hold: Hold) -> None:
+        self.held_bytes -= hold.size
+        self.add(hold.place, hold.abandoned)
 
-    def add(self, place: Place) -> None:
+    def add(self, place: Place, abandoned: bool = False) -> None:
         """Home thread only."""
         if self._send is None:
             return
-        if not self._gone:
+        if not self._gone and not self._abandoned:
             self._home.loop.call_soon(self._flush)
-        self._gone.append(PLACE.pack(*place))
+        (self._abandoned if abandoned else self._gone).append(PLACE.pack(*place))
 
     def _flush(self) -> None:
         gone, self._gone = self._gone, []
+        abandoned, self._abandoned = self._abandoned, []
         for start in range(0, len(gone), _PLACES_PER_FRAME):
             if self._send is not None:
                 self._send(b"".join(gone[start : start + _PLACES_PER_FRAME]))
+        for start in range(0, len(abandoned), _PLACES_PER_FRAME):
+            if self._send is not None:
+                self._send(b"".join(abandoned[start : start + _PLACES_PER_FRAME]), True)
 
     def close(self) -> None:
         """Nobody is left to tell."""
         self._send = None
+
+
+class Views(list[torch.Tensor]):
+    """The leaves of a message, one-dimensional uint8.
+
+    Attributes:
+        held: the memory that they lie in, if it can be lent on.
+    """
+
+    held: Held | None = None
 
 
 class _Placing:
@@ -258,9 +277,7 @@ class _Placing:
 
     __slots__ = ("late", "owned", "packed", "since", "sizes", "then")
 
-    def __init__(
-        self, sizes: Sequence[int], packed: Place | None, owned: dict[int, Place], then: Callable[[list[torch.Tensor] | None], None]
-    ) -> None:
+    def __init__(self, sizes: Sequence[int], packed: Place | None, owned: dict[int, Place], then: Callable[[Views | None], None]) -> None:
         self.sizes = sizes
         self.packed = packed
         self.owned = owned
@@ -287,11 +304,13 @@ class SharedIn:
     """The receiving half. Home thread only, but for the finalizers, which may run anywhere.
 
     Args:
-        release: sends a RELEASE frame with this body.
+        release: sends a RELEASE frame with this body; with a second argument, True, it says ABANDONED.
+        keeper: decides what can be passed on; None: nothing.
     """
 
-    def __init__(self, home: LoopHome, release: Callable[[bytes], None]) -> None:
+    def __init__(self, home: LoopHome, release: Callable[..., None], keeper: Keeper | None = None) -> None:
         self._home = home
+        self._keeper = keeper
         self._releases = _Releases(home, release)
         self._segments: dict[int, Segment] = {}
         self._lost: set[int] = set()
@@ -336,7 +355,7 @@ class SharedIn:
             if not 0 < size < _MAX_SEGMENT_BYTES or len(self._segments) >= _MAX_SEGMENTS:
                 os.close(fd)
                 raise WireError(f"{size} bytes, and {len(self._segments)} are here")
-            segment = open_segment(number, size, fd)
+            segment = self._open(number, size, fd)
         except (OSError, WireError) as error:
             self._lose(number, str(error))
             return
@@ -344,6 +363,15 @@ class SharedIn:
         self._segments[number] = segment
         self._home.submit(segment.enter_pages)
         self._try_again()
+
+    def _open(self, number: int, size: int, fd: int) -> Segment:
+        keeper = self._keeper
+        ours = None if keeper is None else keeper.number()
+        if keeper is None or ours is None:
+            return open_segment(number, size, fd)
+        segment = open_segment(ours, size, fd, keep=True)
+        keeper.watch(segment)
+        return segment
 
     def _lose(self, number: int, reason: str) -> None:
         log.warning("memory file %d of a peer cannot be used: %s", number, reason)
@@ -360,7 +388,7 @@ class SharedIn:
 
     # ---- messages
 
-    def place(self, sizes: Sequence[int], body: memoryview, then: Callable[[list[torch.Tensor] | None], None]) -> None:
+    def place(self, sizes: Sequence[int], body: memoryview, then: Callable[[Views | None], None]) -> None:
         """Views of the leaves, one-dimensional uint8, as soon as their segments are here; None if they cannot be had.
 
         Raises:
@@ -417,29 +445,37 @@ class SharedIn:
         if self._waiting:
             self._timer = self._home.loop.call_later(_LAST_CHANCE_SECONDS, self._look_for_late)
 
-    def _views(self, placing: _Placing) -> list[torch.Tensor]:
+    def _views(self, placing: _Placing) -> Views:
         owned = placing.owned
         sizes = [0 if index in owned else size for index, size in enumerate(placing.sizes)]
-        *starts, packed = offsets(sizes)
-        root = None if placing.packed is None else self._root(placing.packed, packed)
-        tensors = []
+        *starts, packed_bytes = offsets(sizes)
+        root, packed = (None, None) if placing.packed is None else self._root(placing.packed, packed_bytes)
+        loans: dict[int, Loan | None] = {}
+        views = Views()
         for index, (start, size) in enumerate(zip(starts, sizes, strict=True)):
             if index in owned:
-                tensors.append(torch.from_numpy(self._root(owned[index], placing.sizes[index])))
+                own, loans[index] = self._root(owned[index], placing.sizes[index])
+                views.append(torch.from_numpy(own))
             elif size:
                 assert root is not None
-                tensors.append(torch.from_numpy(root[start : start + size]))
+                views.append(torch.from_numpy(root[start : start + size]))
             else:
-                tensors.append(torch.empty(0, dtype=torch.uint8, device="cpu"))
-        return tensors
+                views.append(torch.empty(0, dtype=torch.uint8, device="cpu"))
+        lendable = {index: loan for index, loan in loans.items() if loan is not None}
+        if len(lendable) == len(loans) and (packed is None) == (root is None):
+            views.held = Held(packed, lendable)
+        return views
 
-    def _root(self, place: Place, size: int) -> Any:
+    def _root(self, place: Place, size: int) -> tuple[Any, Loan | None]:
+        """Part of a segment as an array that all views of it refer to, and what is needed to lend it on."""
         number, offset = place
-        root = self._segments[number].view(offset, size)
-        finalizer = weakref.finalize(root, self._releases.root_gone, place, size)
+        segment = self._segments[number]
+        root = segment.view(offset, size)
+        hold = Hold(place, size)
+        finalizer = weakref.finalize(root, self._releases.root_gone, hold)
         finalizer.atexit = False
         self._releases.held_bytes += size
-        return root
+        return root, Loan(segment, root, hold) if segment.fd >= 0 else None
 
     def refuse(self, body: memoryview, sizes: Sequence[int]) -> None:
         """A message that nobody wants: give its regions back at once. Raises WireError as `place`."""

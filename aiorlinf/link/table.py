@@ -98,6 +98,7 @@ class LinkTable:
         self._unproven: dict[ServerSide, None] = {}
         self._servers: list[asyncio.Server] = []
         self.memory: HostMemory | None = None
+        self._passes_on = False
         self._emulation: Emulation | None = None
         self.pool = TensorBufferPool(CollectiveConfig().tensor_buffer_pool.max_bytes)
         self._trimmer: Trimmer | None = None
@@ -173,6 +174,12 @@ class LinkTable:
         if me is not None and me.expected is not None and peer not in me.expected:
             del self._links[peer]
             raise UsageError(f"{peer} is not a worker of this job", hint=f"the job has {', '.join(sorted(me.expected))}")
+
+    def pass_on(self) -> None:
+        """This worker will send messages on that it has received: keep what it takes to hand memory over. Any thread."""
+        self._passes_on = True
+        if self.memory is not None:
+            self.memory.keeper.wanted = True
 
     def links(self) -> list[Link]:
         """Links that have not ended."""
@@ -319,6 +326,7 @@ class LinkTable:
         """Set up shared memory with workers of this host, and the pool, as the job's configuration says."""
         collective = config.cluster.collective
         self.memory = HostMemory(self.home, collective.shared_memory, self._link_of, self.links)
+        self.memory.keeper.wanted = self._passes_on
         self.pool.resize(collective.tensor_buffer_pool.max_bytes)
         if collective.memory_allocator == "aggressive":
             self._trimmer = Trimmer(self.home, [self.pool, self.memory.arena])

@@ -218,7 +218,7 @@ class SharedWay:
 
     def begin(self, out: Outgoing) -> None:
         assert out.flat is not None
-        size = packed_size([leaf.nbytes for index, leaf in enumerate(out.flat.leaves) if index not in out.owned])
+        size = self._size(out)
         if not size:
             self._place(out, None)
             return
@@ -230,6 +230,15 @@ class SharedWay:
         if not self._shared.arena.grow(size, lambda region: self._grown(out, region)):
             out.busy = False
             self._host.begin_stream(out)  # receivers hold everything; never wait for a garbage collection
+
+    def _size(self, out: Outgoing) -> int:
+        """Bytes that have to be copied, with the gaps between them."""
+        assert out.flat is not None
+        if out.held is not None and not out.held.free:
+            out.held = None  # somebody else has it, or it cannot be lent on
+        if out.held is not None:
+            return 0
+        return packed_size([leaf.nbytes for index, leaf in enumerate(out.flat.leaves) if index not in out.owned])
 
     def _grown(self, out: Outgoing, region: Region | None) -> None:
         out.busy = False
@@ -274,11 +283,14 @@ class SharedWay:
 
     def _place(self, out: Outgoing, region: Region | None) -> None:
         """Everything is in shared memory: say where."""
-        placement = Placement(region, out.owned)
+        held = out.held
+        placement = Placement(region, out.owned) if held is None else held.placement()
         unchanged = out.unchanged()
         place = self._shared.lend(placement) if unchanged else None
         if region is not None:
             self._shared.arena.release(region)  # from here on only the peer holds it
+        if held is not None:
+            placement.let_go()
         if place is not None:
             out.in_shared = placement
             self._host.around_bytes += out.total

@@ -83,6 +83,7 @@ class Flag:
     CHARGED = 8  # START: the payload counts against the window (DATA always does)
     VOID = 16  # END: the payload is void, an error text follows
     RELIEVED = 16  # ACCEPTED: by the lock-out rule; END uses the same bit for VOID
+    ABANDONED = 1  # RELEASE: somebody that the peer has lent the memory to has gone without a word, and may still look at it
     WITHDRAWN = 32  # END: the sender cancelled; the receiver acts as if the message had never come
 
 

@@ -266,6 +266,9 @@ class FewLinks:
     def all_links(self) -> list[Link]:
         return list(self._all.values())
 
+    def pass_on(self) -> None:
+        """There is no memory to hand over."""
+
     def links(self) -> list[Link]:
         return list(self._all.values())
 

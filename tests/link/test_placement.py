@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +25,8 @@ class Numbered(Segment):
 
 
 def region(number: int, offset: int, size: int) -> Region:
-    return Region(Numbered(number), offset, size)
+    arena: Any = None
+    return Region(arena, Numbered(number), offset, size)
 
 
 def encoded(packed: Region | None, owned: dict[int, Region]) -> memoryview:

@@ -330,7 +330,7 @@ async def test_a_dropped_segment_is_let_go_and_its_views_stay(line: Line) -> Non
     message.answers.clear()
     region = message.placement.region
     assert region is not None
-    line.arena.abandon(region)
+    region.abandon()
     assert line.arena.stats().segments == 0
     await soon(lambda: len(memory_file_mappings()) == 1)
     assert contents(kept) == b"ntents"

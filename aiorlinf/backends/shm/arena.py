@@ -54,13 +54,26 @@ class ArenaStats:
 class Region:
     """Part of a segment. `holders` counts who may look at it: the maker, and peers it was lent to. With the last of them it ends."""
 
-    __slots__ = ("holders", "offset", "segment", "size")
+    __slots__ = ("arena", "holders", "offset", "segment", "size")
 
-    def __init__(self, segment: Segment, offset: int, size: int) -> None:
+    def __init__(self, arena: Arena, segment: Segment, offset: int, size: int) -> None:
+        self.arena = arena
         self.segment = segment
         self.offset = offset
         self.size = size
         self.holders = 1
+
+    def hold(self) -> None:
+        """See `Arena.hold`."""
+        self.arena.hold(self)
+
+    def release(self) -> None:
+        """See `Arena.release`."""
+        self.arena.release(self)
+
+    def abandon(self) -> None:
+        """See `Arena.abandon`."""
+        self.arena.abandon(self)
 
 
 class _Growth:
@@ -131,7 +144,7 @@ class Arena:
             if offset is not None:
                 self._hits += 1
                 self._resting.discard(number)
-                return Region(self._segments[number], offset, size)
+                return Region(self, self._segments[number], offset, size)
         return None
 
     def grow(self, size: int, then: Callable[[Region | None], None]) -> bool:
@@ -226,7 +239,7 @@ class Arena:
         self._segments[segment.number] = segment
         self._regions[segment.number] = growth.regions
         for offset, size, then in growth.waiting:
-            then(Region(segment, offset, size))
+            then(Region(self, segment, offset, size))
 
     def trim(self) -> int:
         """Give all unused segments back to the system; returns their bytes."""

@@ -94,8 +94,8 @@ def create_segment(number: int, size: int, *, populate: bool = True) -> Segment:
         raise
 
 
-def open_segment(number: int, size: int, fd: int) -> Segment:
-    """Map a segment that a peer made; takes over `fd` and closes it. Takes some microseconds.
+def open_segment(number: int, size: int, fd: int, *, keep: bool = False) -> Segment:
+    """Map a segment that a peer made; takes over `fd` and closes it, unless it is to `keep` it. Takes some microseconds.
 
     Raises:
         WireError: it is not a sealed memory file of that size.
@@ -106,9 +106,13 @@ def open_segment(number: int, size: int, fd: int) -> Segment:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         if actual != size or seals & _SEALS != _SEALS:
             raise WireError(f"the peer's memory file has {actual} bytes instead of {size}, or can be cut short")
-        return Segment(number, -1, Mapping(fd, size))
+        segment = Segment(number, -1, Mapping(fd, size))
+        if keep:
+            segment.fd, fd = fd, -1
+        return segment
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
 
 def _counts_promises() -> bool:

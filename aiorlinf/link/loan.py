@@ -1,0 +1,149 @@
+"""Memory that a peer has lent us, to be lent on.
+
+Who passes messages on (`link.parcel`) hands the peer's memory itself to the next one, without a copy: the descriptor of the memory file
+goes on, and START names the same place in it. When the last view there is gone, RELEASE comes to us; with that our own hold ends, and its
+finalizer sends RELEASE to the one whose memory it is. So it goes through any number of workers.
+
+If the next one ends without a word, he may still look at it and write to it: our own RELEASE says so (ABANDONED), and its owner puts
+nothing into that memory any more. If we end, he takes us for one who still looks.
+
+Whoever gets a memory file can read all of it, and with it messages to others. All workers of a job that share memory belong to one user.
+"""
+
+from __future__ import annotations
+
+import resource
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from aiorlinf.errors import AiorlinfError
+from aiorlinf.link.placement import Place, Placement
+
+if TYPE_CHECKING:
+    from aiorlinf.backends.shm.segment import Segment
+    from aiorlinf.work.home import LoopHome
+
+__all__ = ["Held", "Hold", "Keeper", "Loan"]
+
+_SHARE_OF_DESCRIPTORS = 4
+"""At most one in so many of the descriptors that the process may have is kept for passing memory files on."""
+
+
+class Hold:
+    """That somebody here, or somebody it was lent on to, looks at a part of a peer's memory. The finalizer of that part refers to it.
+
+    Attributes:
+        abandoned: one who may look at it will never say when he is done.
+    """
+
+    __slots__ = ("abandoned", "place", "size")
+
+    def __init__(self, place: Place, size: int) -> None:
+        self.place = place
+        self.size = size
+        self.abandoned = False
+
+
+class Loan:
+    """A part of a peer's memory. It is held as long as this object, or a view of the memory, is there. Stands for a `Region`.
+
+    Attributes:
+        segment: where it lies; its number is one of ours.
+        offset, size: bytes.
+        lent: how many peers have it from us.
+    """
+
+    __slots__ = ("_hold", "_root", "lent", "offset", "segment", "size")
+
+    def __init__(self, segment: Segment, root: Any, hold: Hold) -> None:
+        self.segment = segment
+        self.offset = hold.place[1]
+        self.size = hold.size
+        self.lent = 0
+        self._root = root
+        self._hold = hold
+
+    @property
+    def free(self) -> bool:
+        """It can be lent on. Only to one at a time: what one gets he may write to."""
+        return self.segment.fd >= 0 and not self.lent and not self._hold.abandoned
+
+    def hold(self) -> None:
+        """A peer has it from us."""
+        self.lent += 1
+
+    def release(self) -> None:
+        """He has given it back."""
+        self.lent -= 1
+
+    def abandon(self) -> None:
+        """He will never say when he is done."""
+        self.lent -= 1
+        self._hold.abandoned = True
+
+
+class Held:
+    """Where all of a message lies in memory of a peer: as in its `Placement` there."""
+
+    __slots__ = ("_owned", "_packed")
+
+    def __init__(self, packed: Loan | None, owned: dict[int, Loan]) -> None:
+        self._packed = packed
+        self._owned = owned
+
+    @property
+    def free(self) -> bool:
+        """All of it can be lent on."""
+        return (self._packed is None or self._packed.free) and all(loan.free for loan in self._owned.values())
+
+    def placement(self) -> Placement:
+        """For the next one."""
+        return Placement(self._packed, self._owned)
+
+
+class Keeper:
+    """Which memory files of peers one worker can pass on: it takes an open descriptor for each, of which there are few.
+
+    Home thread only.
+
+    Args:
+        new_number: for a segment, one that was never given before in this worker.
+        gone: called with that number once nothing of a kept segment can be lent on any more.
+
+    Attributes:
+        wanted: this worker passes messages on; otherwise nothing is kept.
+    """
+
+    def __init__(self, home: LoopHome, new_number: Callable[[], int], gone: Callable[[int], None]) -> None:
+        self.wanted = False
+        self._home = home
+        self._new_number = new_number
+        self._gone = gone
+        self._kept = 0
+
+    def number(self) -> int | None:
+        """The number under which a segment that has come is to be kept; None if it is not."""
+        return self._new_number() if self.wanted and self._kept < _most() else None
+
+    def watch(self, segment: Segment) -> None:
+        """This one is kept."""
+        self._kept += 1
+        finalizer = weakref.finalize(segment, self._ended, segment.number)
+        finalizer.atexit = False
+
+    def _ended(self, number: int) -> None:
+        """Called in whatever thread let go of it."""
+        try:
+            self._home.call_soon(self._forget, number)
+        except AiorlinfError:  # the loop is gone, or we are a fork: nobody is left to tell
+            pass
+
+    def _forget(self, number: int) -> None:
+        self._kept -= 1
+        self._gone(number)
+
+
+def _most() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (1 << 16 if soft == resource.RLIM_INFINITY else soft) // _SHARE_OF_DESCRIPTORS
