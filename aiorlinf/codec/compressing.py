@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from aiorlinf.codec.base import Codec, Context
-from aiorlinf.codec.contexts import ContextPool
+from aiorlinf.codec.contexts import ContextSource
 from aiorlinf.codec.header import LEAF_HEADER, MAX_CHUNK, MIN_CHUNK, RECORD_HEADER, LeafHeader, pack_record
 from aiorlinf.codec.memory import BufferLease, BufferSource, byte_view, writable_view
 from aiorlinf.codec.reasons import RawReason
@@ -32,13 +32,15 @@ class Piece:
     Attributes:
         head: the record's header, behind the leaf's in the first piece.
         body: a part of a buffer, or of the tensor itself.
+        original: bytes of the tensor that it stands for.
     """
 
-    __slots__ = ("_lease", "body", "head")
+    __slots__ = ("_lease", "body", "head", "original")
 
-    def __init__(self, head: bytes, body: memoryview, lease: BufferLease | None) -> None:
+    def __init__(self, head: bytes, body: memoryview, original: int, lease: BufferLease | None) -> None:
         self.head = head
         self.body = body
+        self.original = original
         self._lease = lease
 
     @property
@@ -103,6 +105,11 @@ class ChunkJob:
         self._reason = reason
         self._seconds = 0.0
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the chunk."""
+        return self._src.nbytes
+
     def run(self) -> None:
         """Compress the chunk and take its checksum. Does not raise: what a codec fails at goes as it is."""
         start = time.perf_counter()
@@ -151,7 +158,7 @@ class LeafCompressor:
         self,
         src: memoryview,
         codec: Codec[Any],
-        contexts: ContextPool,
+        contexts: ContextSource,
         buffers: BufferSource,
         stats: CompressionStats,
         *,
@@ -193,9 +200,14 @@ class LeafCompressor:
         """Nothing more will come out: all pieces did, or it is `raw`, or it was aborted."""
         return self.raw is not None or self._aborted or self._emitted == self._chunks
 
+    @property
+    def exhausted(self) -> bool:
+        """`next_job` gives no more, now or later."""
+        return self.raw is not None or self._aborted or self._next == self._chunks
+
     def next_job(self) -> ChunkJob | None:
-        """The next chunk's work; None: there is none now (later there may be, when a job was finished), or ever."""
-        if self.raw is not None or self._aborted or self._next == self._chunks:
+        """The next chunk's work; None: there is none now (later there may be, when a job was finished), or ever (`exhausted`)."""
+        if self.exhausted:
             return None
         look = self._looks and self._next == 0
         if self._looks and self._next and not self._emitted and 0 not in self._results:
@@ -282,11 +294,17 @@ class LeafCompressor:
             if job.stored is not None and job._target is not None:
                 body, reason = job._target[: job.stored], None
             lease, job._lease, job._target = job._lease, None, None
-            piece = Piece(head, body, lease)
+            piece = Piece(head, body, job.nbytes, lease)
             self._stats.sent(job._src.nbytes, piece.nbytes, reason)
             pieces.append(piece)
             self._emitted += 1
         return pieces
+
+    def end_trial(self) -> None:
+        """If it is not committed by now, and nothing is under way that could change that, it goes as it is: what has been looked at does
+        not get smaller, and nothing can be sent as long as that is all there is."""
+        if not self.committed and not self.exhausted and not self.running:
+            self._give_up(RawReason.NOT_SMALLER)
 
     def _give_up(self, reason: RawReason) -> None:
         self.raw = reason

@@ -5,11 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from aiorlinf.codec.base import Context
 from aiorlinf.errors import ClosedError
 
-__all__ = ["ContextPool"]
+__all__ = ["ContextPool", "ContextSource"]
+
+
+class ContextSource(Protocol):
+    """Where a sender's contexts come from."""
+
+    def try_acquire(self) -> Context | None:
+        """A context, or None if there is none now. Never waits."""
+
+    def release(self, context: Context) -> None:
+        """Give one back."""
 
 
 class ContextPool:

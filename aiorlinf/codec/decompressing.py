@@ -48,6 +48,11 @@ class Record:
         """Bytes on the wire."""
         return RECORD_HEADER + self._data.nbytes
 
+    @property
+    def original(self) -> int:
+        """Bytes of the chunk."""
+        return self._target.nbytes
+
     def run(self, context: Context | None = None) -> None:
         """Check the chunk, and decompress it into its place.
 
@@ -110,6 +115,11 @@ class Decompressor:
         self._finished = 0
         self._lease: BufferLease | None = None
         self._record: tuple[int, int, bool] = (0, 0, False)  # word, checksum, raw
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the leaf."""
+        return self._dst.nbytes
 
     @property
     def received(self) -> bool:

@@ -8,6 +8,8 @@ leaf header, 28 bytes
 record
     word u32 (31 bits: size of the data; top bit: the data is the chunk itself), CRC-32 u32 of chunk number, word and data; data.
 
+Which leaves of a message are sent this way is told beforehand, a bit each (`pack_tried`): leaf 0 is the lowest bit of the first byte.
+
 Each chunk is compressed on its own, so that compressing, sending and decompressing overlap, and no call of a codec sees more than
 `MAX_CHUNK` bytes. A leaf is only ever sent this way when it gets smaller by it, headers included.
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,8 +37,11 @@ __all__ = [
     "STREAMED",
     "LeafHeader",
     "pack_record",
+    "pack_tried",
+    "plain_header",
     "record_crc",
     "record_size",
+    "unpack_tried",
 ]
 
 LEAF_HEADER: Final = 28
@@ -128,6 +134,33 @@ class LeafHeader:
                 raise WireError("a compressed tensor whose size is known and unknown")
         elif not RECORD_HEADER * self.chunks < stored < self.original:
             raise WireError(f"a tensor of {self.original} bytes that compresses to {stored}")
+
+
+def plain_header(nbytes: int) -> bytes:
+    """The leaf header ahead of a payload that goes as it is."""
+    return LeafHeader(PLAIN, nbytes, nbytes, 0).encode()
+
+
+def pack_tried(tried: Sequence[bool]) -> bytes:
+    """For each leaf of a message, whether it begins with a leaf header."""
+    data = bytearray((len(tried) + 7) // 8)
+    for index, yes in enumerate(tried):
+        if yes:
+            data[index >> 3] |= 1 << (index & 7)
+    return bytes(data)
+
+
+def unpack_tried(data: bytes | memoryview, leaves: int) -> list[bool]:
+    """The reverse of `pack_tried`.
+
+    Raises:
+        WireError: it is not about so many leaves.
+    """
+    if len(data) != (leaves + 7) // 8:
+        raise WireError(f"{len(data)} bytes say which of {leaves} leaves are compressed")
+    if leaves & 7 and data[-1] >> (leaves & 7):
+        raise WireError(f"more than {leaves} leaves are said to be compressed")
+    return [bool(data[index >> 3] >> (index & 7) & 1) for index in range(leaves)]
 
 
 def pack_record(index: int, data: memoryview, *, raw: bool) -> bytes:

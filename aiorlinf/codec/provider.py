@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiorlinf.codec.base import Codec
 from aiorlinf.codec.compressing import LeafCompressor
-from aiorlinf.codec.contexts import ContextPool
+from aiorlinf.codec.contexts import ContextPool, ContextSource
 from aiorlinf.codec.decompressing import Decompressor
-from aiorlinf.codec.header import MAX_CHUNK, PLAIN, LeafHeader
+from aiorlinf.codec.header import MAX_CHUNK
 from aiorlinf.codec.memory import BufferSource, Memory
 from aiorlinf.codec.reasons import RawReason
 from aiorlinf.codec.registry import codecs_by_number, make_codec
@@ -19,7 +19,7 @@ from aiorlinf.errors import WireError
 from aiorlinf.wire.flat import Flat, Kind
 from aiorlinf.wire.leaves import Device, Leaf, LeafSpec
 
-__all__ = ["CHUNK_BYTES", "CompressionProvider", "plain_header"]
+__all__ = ["CHUNK_BYTES", "CodecUse", "CompressionProvider"]
 
 CHUNK_BYTES = 1024 * 1024
 """Bytes of one chunk. Large enough that the codecs lose next to nothing by starting afresh with each, small enough to overlap."""
@@ -27,8 +27,15 @@ CHUNK_BYTES = 1024 * 1024
 _SMALLEST_CHUNK = 64 * 1024
 
 
+class CodecUse(NamedTuple):
+    """A codec with its parameters, and the contexts for sending with it."""
+
+    codec: Codec[Any]
+    contexts: ContextPool
+
+
 class CompressionProvider:
-    """See the module. Home thread only.
+    """See the module. Home thread only, but for `would_try`.
 
     Args:
         config: the job's; its codec's library has been probed (`registry.probe`).
@@ -65,6 +72,11 @@ class CompressionProvider:
             self._codec = make_codec(self._config)
         return self._codec
 
+    @property
+    def use(self) -> CodecUse:
+        """The codec for sending, with its contexts. Raises as `codec`."""
+        return CodecUse(self.codec, self.contexts(self.codec.number))
+
     def contexts(self, number: int) -> ContextPool:
         """The contexts of a codec by its number, for both directions.
 
@@ -97,22 +109,32 @@ class CompressionProvider:
 
     # ---- sending
 
-    def plan(self, flat: Flat, stats: CompressionStats | None = None) -> list[RawReason | None]:
+    def would_try(self, flat: Flat) -> bool:
+        """Whether `plan` might say of some leaf that it is to be tried. Counts nothing. Any thread."""
+        return flat.kind is not Kind.OBJECT and any(self._unfit(leaf.spec) is None for leaf in flat.leaves)
+
+    def plan(self, flat: Flat, stats: CompressionStats | None = None, *, against: RawReason | None = None) -> list[RawReason | None]:
         """For each leaf, why it goes as it is; None: it is to be tried (`compressor`), and may still turn out to.
 
         Counts the reasons. Looks at descriptions only, not at data.
+
+        Args:
+            against: why none of them is tried; leaves that would not be tried anyway have reasons of their own.
         """
         counters = self.stats if stats is None else stats
         pickled = flat.kind is Kind.OBJECT
         planned: list[RawReason | None] = []
         for leaf in flat.leaves:
-            reason = RawReason.KIND if pickled else self._against(leaf.spec)
+            reason = RawReason.KIND if pickled else self._against(leaf.spec) or against
             if reason is not None:
                 counters.stayed_raw(reason, leaf.nbytes)
             planned.append(reason)
         return planned
 
     def _against(self, spec: LeafSpec) -> RawReason | None:
+        return self._unfit(spec) or (RawReason.TOO_LARGE if spec.nbytes > self.codec.max_input else None)
+
+    def _unfit(self, spec: LeafSpec) -> RawReason | None:
         if not spec.is_tensor:
             return RawReason.BUFFER
         if spec.device is not Device.CPU:
@@ -121,8 +143,6 @@ class CompressionProvider:
             return RawReason.DTYPE
         if spec.nbytes < self._config.min_bytes or not spec.nbytes:
             return RawReason.SMALL
-        if spec.nbytes > self.codec.max_input:
-            return RawReason.TOO_LARGE
         return None
 
     def compressor(self, leaf: Leaf, stats: CompressionStats | None = None, *, whole: bool = False) -> LeafCompressor:
@@ -136,10 +156,13 @@ class CompressionProvider:
         """
         if leaf.raw is None:
             raise ValueError(f"{leaf} is not in CPU memory")
-        codec = self.codec
+        use = self.use
         counters = self.stats if stats is None else stats
-        pool = self.contexts(codec.number)
-        return LeafCompressor(leaf.raw, codec, pool, self._buffers, counters, chunk_bytes=self.chunk_bytes, whole=whole)
+        return LeafCompressor(leaf.raw, use.codec, use.contexts, self._buffers, counters, chunk_bytes=self.chunk_bytes, whole=whole)
+
+    def leaf_compressor(self, src: memoryview, use: CodecUse, contexts: ContextSource, stats: CompressionStats) -> LeafCompressor:
+        """As `compressor`, of bytes in CPU memory, with a codec of one's choice and contexts from elsewhere."""
+        return LeafCompressor(src, use.codec, contexts, self._buffers, stats, chunk_bytes=self.chunk_bytes)
 
     # ---- receiving
 
@@ -171,8 +194,3 @@ class CompressionProvider:
         self._closed = True
         for pool in self._contexts.values():
             pool.close()
-
-
-def plain_header(nbytes: int) -> bytes:
-    """The leaf header ahead of a payload that goes as it is, where one is wanted."""
-    return LeafHeader(PLAIN, nbytes, nbytes, 0).encode()

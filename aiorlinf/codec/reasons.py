@@ -25,7 +25,7 @@ class RawReason(Enum):
     RANDOM = "random"
     """Not one of the samples of it got smaller."""
     NOT_SMALLER = "not_smaller"
-    """It does not get smaller."""
+    """It does not get smaller, or the first few megabytes of it do not."""
     NO_CONTEXT = "no_context"
     """All contexts of the codec were in use, and a sender does not wait."""
     NO_BUFFER = "no_buffer"

@@ -52,14 +52,16 @@ def codec_parameters() -> dict[str, type[Any]]:
     return {name: codec.Parameters for name, codec in codecs_by_name().items()}
 
 
-def probe(config: TensorCompressionConfig) -> None:
+def probe(config: TensorCompressionConfig) -> tuple[int, ...]:
     """Check that the library of the codec in use is there. To be called where a worker takes its configuration over.
+
+    Returns the numbers of all codecs that can be undone here; none, without a look, if compression is off.
 
     Raises:
         ConfigError: it is missing; names the package.
     """
     if not config.enabled or config.codec is None:
-        return
+        return ()
     codec = codecs_by_name()[config.codec]
     try:
         codec.probe()
@@ -69,6 +71,15 @@ def probe(config: TensorCompressionConfig) -> None:
             f"codec {codec.name} needs the package {codec.package}, which this worker cannot import: {error}",
             hint=f"pip install {codec.package}, or choose another codec",
         ) from error
+    return tuple(number for number, other in sorted(codecs_by_number().items()) if _is_there(other))
+
+
+def _is_there(codec: AnyCodec) -> bool:
+    try:
+        codec.probe()
+    except ImportError:
+        return False
+    return True
 
 
 def make_codec(config: TensorCompressionConfig) -> Codec[Any]:

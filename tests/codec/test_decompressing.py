@@ -12,10 +12,9 @@ import torch
 
 from aiorlinf.codec.base import Codec
 from aiorlinf.codec.decompressing import Decompressor, Record
-from aiorlinf.codec.header import LEAF_HEADER, MIN_CHUNK, RECORD_HEADER, LeafHeader, pack_record
+from aiorlinf.codec.header import LEAF_HEADER, MIN_CHUNK, RECORD_HEADER, LeafHeader, pack_record, plain_header
 from aiorlinf.codec.memory import BufferLease
 from aiorlinf.codec.pool import TensorBufferPool
-from aiorlinf.codec.provider import plain_header
 from aiorlinf.codec.stats import CompressionStats
 from aiorlinf.errors import WireError
 from tests.codec.material import (

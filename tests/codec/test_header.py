@@ -6,6 +6,8 @@ import struct
 import zlib
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aiorlinf.codec.header import (
     LEAF_HEADER,
@@ -16,8 +18,10 @@ from aiorlinf.codec.header import (
     STREAMED,
     LeafHeader,
     pack_record,
+    pack_tried,
     record_crc,
     record_size,
+    unpack_tried,
 )
 from aiorlinf.errors import WireError
 
@@ -119,3 +123,14 @@ def test_sizes_that_no_chunk_has(size: int, raw: bool, chunk: int) -> None:
     head = struct.pack("<II", size | (raw << 31), 0)
     with pytest.raises(WireError, match=f"a record of {size} bytes for a chunk of {chunk}"):
         record_size(head, chunk)
+
+
+@given(st.lists(st.booleans(), max_size=40))
+def test_which_leaves_are_tried(tried: list[bool]) -> None:
+    assert unpack_tried(pack_tried(tried), len(tried)) == tried
+
+
+@pytest.mark.parametrize(("data", "leaves"), [(b"", 1), (b"\0\0", 8), (b"\x10", 4), (b"\1", 0), (b"\0\x80", 15)])
+def test_what_says_nothing_about_so_many_leaves(data: bytes, leaves: int) -> None:
+    with pytest.raises(WireError, match=f"{leaves} leaves"):
+        unpack_tried(data, leaves)

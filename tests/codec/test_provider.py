@@ -160,6 +160,31 @@ def test_without_pickle_nested_containers_are_no_pickled_objects() -> None:
     assert provider_of().plan(flat) == [COMPRESS]
 
 
+def test_a_reason_against_all_of_them_is_the_last_to_count() -> None:
+    provider = provider_of(excluded_dtypes=["float32"])
+    flat = flatten([dense(100_000), dense(100), torch.zeros(100_000)])
+    assert provider.plan(flat, against=RawReason.PEER) == [RawReason.PEER, RawReason.SMALL, RawReason.DTYPE]
+    assert provider.stats.raw == {RawReason.PEER: 1, RawReason.SMALL: 1, RawReason.DTYPE: 1}
+
+
+def test_what_would_be_tried_is_what_is_planned_to_be() -> None:
+    provider = provider_of(excluded_dtypes=["float32"])
+    big, small, excluded = dense(100_000), dense(100), torch.zeros(100_000)
+    for obj in (
+        big,
+        small,
+        excluded,
+        [small, excluded],
+        [small, big],
+        {"a": big},
+        {"a": {"nested": big}},
+        ["text", big],
+        Step(big, np.zeros(1), b""),
+    ):
+        flat = flatten(obj)
+        assert provider.would_try(flat) == (COMPRESS in provider.plan(flat))
+
+
 def test_accelerator_tensors_are_left_alone() -> None:
     provider = provider_of()
     leaf = Leaf(LeafSpec(100_000, "uint8", (100_000,), 0, Device.CUDA), dense(100_000), dense(100_000), None)

@@ -136,7 +136,13 @@ def test_a_missing_library_is_named(name: str, package: str, module: str, monkey
         assert f"codec {name} needs the package {package}, which this worker cannot import" in str(caught.value)
         assert caught.value.hint is not None
         assert f"pip install {package}" in caught.value.hint
-    probe(config_of(enabled=False, codec=name))
+    assert probe(config_of(enabled=False, codec=name)) == ()
+
+
+def test_what_can_be_undone_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probe(config_of(codec="lz4")) == (1, 2)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    assert probe(config_of(codec="lz4")) == (1,)
 
 
 def test_the_folder_holds_nothing_but_codecs() -> None:
