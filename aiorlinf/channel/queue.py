@@ -1,0 +1,469 @@
+"""The heart of a channel: puts, gets and what lies between them. Pure: events in, instructions out, no clock of its own.
+
+A put passes three gates: it waits for room, in order; it is admitted, which gives its item a position, and in which queue, if a policy
+decides that; it is committed, which makes the item available. Between the last two the producer may still withdraw, so that a put that is
+cancelled has not happened. What is handed out is held (its bytes count) until it is taken; what comes back goes to its old position.
+
+Instructions are collected in `told`; see `records.Told`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from aiorlinf.channel.budget import ByteBudget
+from aiorlinf.channel.dispatch import Dispatch
+from aiorlinf.channel.lane import Lane
+from aiorlinf.channel.meters import RateMeter, Waits
+from aiorlinf.channel.policies import LoadBalancePolicy
+from aiorlinf.channel.records import Consumer, Delivery, Get, Item, ItemInfo, Key, Producer, Put, PutState, Rejected, Told
+from aiorlinf.channel.roster import Roster
+from aiorlinf.errors import ChannelClosed, ChannelEmpty, ChannelFull, UsageError
+
+__all__ = ["ChannelQueue"]
+
+_NEVER = float("inf")
+
+
+class ChannelQueue:
+    """One channel. All times are seconds on one clock that never goes back.
+
+    Args:
+        name: for errors.
+        maxsize: bound on items, 0: none. What is handed out does not count.
+        max_bytes: bound on the bytes of items, None: none. What is handed out and not taken counts.
+        policy: None: whoever asks next gets the oldest item.
+        producers: so many must have come before the stream can end.
+        shared: a bound on bytes that other channels share.
+        told: where to put what the owner has to do, by default a list of its own. Channels that share a bound share this, too: one's
+            event can be what another one waits for.
+
+    Attributes:
+        told: the owner takes out what is there after each event.
+        length: items that can be taken.
+        admitted: puts that have room and are not committed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        maxsize: int = 0,
+        max_bytes: int | None = None,
+        policy: LoadBalancePolicy | None = None,
+        producers: int = 1,
+        shared: ByteBudget | None = None,
+        told: list[Told] | None = None,
+    ) -> None:
+        self.name = name
+        self.maxsize = maxsize
+        self.budgets = [ByteBudget(max_bytes), *([] if shared is None else [shared])]
+        self.roster = Roster(name, producers)
+        self.dispatch = Dispatch(name, policy)
+        self.told: list[Told] = [] if told is None else told
+        self.length = 0
+        self.admitted = 0
+        self.waits = Waits()
+        self.came = RateMeter()
+        self.went = RateMeter()
+        self.redeliveries = 0
+        self._line: deque[Put] = deque()  # puts that wait for room
+        self._numbers = itertools.count(1)
+        self._batches: set[Get] = set()  # those that wait, and perhaps some that do not any more
+        self._leases: dict[Delivery, None] = {}
+        self._deadlines: list[tuple[float, int, Delivery]] = []
+        self._leases_given = itertools.count()
+
+    # ---- room
+
+    @property
+    def max_bytes(self) -> int | None:
+        """See the class."""
+        return self.budgets[0].limit
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything that is here or handed out and not taken."""
+        return self.budgets[0].used
+
+    @property
+    def full(self) -> bool:
+        """Whether a put of something small would have to wait."""
+        return 0 < self.maxsize <= self.length + self.admitted or any(not budget.fits(1) for budget in self.budgets)
+
+    def _room(self, nbytes: int) -> bool:
+        if 0 < self.maxsize <= self.length + self.admitted:
+            return False
+        return all(budget.fits(nbytes) for budget in self.budgets)
+
+    def _take_bytes(self, nbytes: int) -> None:
+        for budget in self.budgets:
+            budget.take(nbytes)
+
+    def _give_bytes(self, nbytes: int) -> None:
+        for budget in self.budgets:
+            budget.give(nbytes)
+        self._admit_line()
+
+    # ---- puts
+
+    def put(self, put: Put, now: float) -> None:
+        """A producer wants to put."""
+        put.asked = now
+        if self.roster.closed:
+            self._reject(put, self.roster.error("put"))
+        elif put.producer.state != "open":
+            self._reject(put, ChannelClosed(f"{put.producer.name} has closed its end of channel {self.name!r}", operation="put"))
+        elif not self._first_waiting() and self._room(put.nbytes):
+            self._admit(put)
+        elif put.nowait:
+            self._reject(put, self._full_error(put))
+        else:
+            put.state = PutState.WAITING
+            self._line.append(put)
+            self._wait_for_room()
+            self._press(now)
+
+    def _full_error(self, put: Put) -> ChannelFull:
+        used, limit = self.length + self.admitted, self.maxsize
+        room = f"{used} of {limit} items" if limit and used >= limit else f"{self.nbytes} bytes, and {put.nbytes} more do not fit"
+        if self._line:
+            room += f", {sum(put.state == PutState.WAITING for put in self._line)} puts wait"
+        return ChannelFull(f"channel {self.name!r} is full: {room}", operation="put_nowait")
+
+    def _first_waiting(self) -> Put | None:
+        line = self._line
+        while line:
+            if line[0].state == PutState.WAITING:
+                return line[0]
+            line.popleft()
+        return None
+
+    def _admit(self, put: Put) -> None:
+        dispatch = self.dispatch
+        if dispatch.policy is not None:
+            try:
+                put.consumer = dispatch.choose(ItemInfo(put.key, put.weight, put.nbytes, put.producer.name))
+            except (Exception, SystemExit) as error:  # whatever a user's policy raises is this put's error
+                self._reject(put, error)
+                return
+            if put.consumer is not None:
+                put.consumer.chosen(put.weight, put.nbytes)
+        put.state = PutState.ADMITTED
+        put.seq = next(self._numbers)
+        self.admitted += 1
+        self._take_bytes(put.nbytes)
+        self.told.append(put)
+
+    def _admit_line(self) -> None:
+        while self._line and (put := self._first_waiting()) is not None and self._room(put.nbytes):
+            self._line.popleft()
+            self._admit(put)
+        if self._line:
+            self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        for budget in self.budgets[1:]:  # of our own we know
+            budget.wait(self._admit_line)
+
+    def commit(self, put: Put, payload: Any, now: float) -> None:
+        """An admitted put's item is here, and its producer will not withdraw it."""
+        if put.state != PutState.ADMITTED:
+            return
+        put.state = PutState.OVER
+        self.admitted -= 1
+        producer = put.producer
+        producer.puts += 1
+        producer.weight += put.weight
+        self.came.add(1, now)
+        item = Item(put.seq, put.key, put.weight, put.nbytes, payload, producer, put.consumer, now)
+        self.length += 1
+        self._serve(self.dispatch.put_down(item), now)
+        if self.roster.ended:
+            self._check_end(now)
+
+    def retract(self, put: Put, now: float) -> None:
+        """The producer does not want to put it any more. Nothing happens once it is committed."""
+        if put.state == PutState.WAITING:
+            put.state = PutState.OVER
+            if self._line and self._line[-1] is put:
+                self._line.pop()
+            self._admit_line()
+        elif put.state == PutState.ADMITTED:
+            put.state = PutState.OVER
+            self.admitted -= 1
+            if put.consumer is not None:
+                put.consumer.spared(put.weight, put.nbytes)
+            self._give_bytes(put.nbytes)
+            self._check_end(now)
+
+    def _reject(self, request: Put | Get, error: BaseException) -> None:
+        if isinstance(request, Put):
+            request.state = PutState.OVER
+        self.told.append(Rejected(request, error))
+
+    # ---- gets
+
+    def get(self, get: Get, now: float) -> None:
+        """A consumer wants an item, or a batch of them."""
+        get.asked = now
+        consumer, key = get.consumer, get.key
+        consumer.asks(get, now)
+        lane = self.dispatch.lane(consumer, key)
+        lane.wait(get)
+        consumer.asking += 1
+        if self._served(get, lane, now):
+            return
+        if self.length and not lane.items and self.dispatch.move_to(consumer, key, now) and self._served(get, lane, now):
+            return
+        if self.roster.ended and self._drained(get):
+            self._dismiss(lane, get, self.roster.error("get"))
+        elif get.nowait:
+            self._dismiss(lane, get, ChannelEmpty(f"channel {self.name!r} is empty", operation="get_nowait"))
+        elif get.target is not None:
+            self._batches.add(get)
+
+    def _served(self, get: Get, lane: Lane, now: float) -> bool:
+        self._serve(lane, now)
+        return not get.waiting
+
+    def _dismiss(self, lane: Lane, get: Get, error: BaseException) -> None:
+        lane.leave(get)
+        get.consumer.asking -= 1
+        self._reject(get, error)
+
+    def cancel(self, get: Get, now: float) -> None:
+        """The consumer does not want it any more. Nothing happens once the get was served."""
+        if get.waiting:
+            self._batches.discard(get)
+            lane = self.dispatch.lane(get.consumer, get.key)
+            was_first = lane.first() is get
+            lane.leave(get)
+            get.consumer.asking -= 1
+            if was_first:
+                self._serve(lane, now)  # a batch may have held up smaller ones
+            self.dispatch.tidy(get.consumer, get.key)
+
+    def _serve(self, lane: Lane, now: float) -> None:
+        """Hand out what the first of the line asks for, as long as it is there."""
+        while lane.items and (get := lane.first()) is not None:
+            count = 1 if get.target is None else lane.fitting(get, enough=self._pressed())
+            if not count:
+                return
+            lane.served()
+            get.consumer.asking -= 1
+            if get.target is not None:
+                self._batches.discard(get)
+            self._deliver(get, [lane.take()] if count == 1 else lane.take_many(count), now)
+
+    def _pressed(self) -> bool:
+        """A batch cannot grow: nothing more comes, or nothing more fits until something is taken."""
+        return self.roster.ended or self._first_waiting() is not None
+
+    def _press(self, now: float) -> None:
+        """A put waits for room. Those who wait for a larger batch are content with what there is, or both sides would wait for ever."""
+        for get in list(self._batches):
+            if get.waiting:
+                self._serve(self.dispatch.lane(get.consumer, get.key), now)
+            if not get.waiting:
+                self._batches.discard(get)
+
+    def _serve_all(self, now: float) -> None:
+        for _, _, lane in list(self.dispatch.lanes()):
+            self._serve(lane, now)
+
+    def _deliver(self, get: Get, items: list[Item], now: float) -> None:
+        delivery = Delivery(get, items, now)
+        consumer = get.consumer
+        consumer.open[delivery] = None
+        count = len(items)
+        if self.dispatch.policy is None:
+            consumer.chosen(delivery.weight, delivery.nbytes, count)
+        consumer.begins(delivery)
+        consumer.taken.add(count, now)
+        self.length -= count
+        self.went.add(count, now)
+        for item in items:
+            self.waits.add(now - item.since)
+        if get.lease:
+            self._leases[delivery] = None
+            if delivery.deadline is not None:
+                heapq.heappush(self._deadlines, (delivery.deadline, next(self._leases_given), delivery))
+        self.told.append(delivery)
+        if self._line:
+            self._admit_line()
+
+    # ---- what was handed out
+
+    def taken(self, delivery: Delivery, now: float) -> bool:
+        """The consumer has it for good; of a lease: it is done with it. False: too late, the items have gone back."""
+        if not delivery.open:
+            return False
+        self._close(delivery)
+        if delivery.get.lease:
+            delivery.get.consumer.ends(delivery, now)
+        self._give_bytes(delivery.nbytes)
+        if delivery.get.lease:
+            self._check_end(now)
+        return True
+
+    def returned(self, delivery: Delivery, now: float, *, redelivery: bool = False) -> None:
+        """The consumer did not take it after all, or (a redelivery) it gave back a lease: the items go where they were.
+
+        Also after `taken`, where the caller kept the items. Not twice.
+        """
+        consumer = delivery.get.consumer
+        if delivery.open:
+            self._close(delivery)
+        else:
+            self._take_bytes(delivery.nbytes)
+        consumer.ends(delivery, _NEVER)
+        lanes: dict[Lane, None] = {}
+        for item in delivery.items:
+            self.length += 1
+            if redelivery:
+                item.redeliveries += 1
+                consumer.redeliveries += 1
+                self.redeliveries += 1
+            if self.dispatch.policy is not None and consumer.row >= 0:
+                item.consumer = consumer
+                consumer.chosen(item.weight, item.nbytes)
+            lanes[self.dispatch.put_down(item)] = None
+        self.went.total -= len(delivery.items)
+        consumer.taken.total -= len(delivery.items)
+        for lane in lanes:
+            self._serve(lane, now)
+        self._check_end(now)
+
+    def dropped(self, delivery: Delivery, now: float) -> None:
+        """Nobody knows whether the consumer had it: at most once means that it is gone."""
+        if delivery.open:
+            self._close(delivery)
+            self._give_bytes(delivery.nbytes)
+
+    def _close(self, delivery: Delivery) -> None:
+        delivery.open = False
+        delivery.get.consumer.open.pop(delivery, None)
+        self._leases.pop(delivery, None)
+
+    def next_deadline(self) -> float | None:
+        """When `tick` should be called next."""
+        while self._deadlines and not self._deadlines[0][2].open:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def tick(self, now: float) -> list[Delivery]:
+        """End the leases whose time is over; which ones. To be called at `next_deadline`, and about once a second while `uneven`."""
+        over = []
+        while (deadline := self.next_deadline()) is not None and deadline <= now:
+            _, _, delivery = heapq.heappop(self._deadlines)
+            over.append(delivery)
+            self.returned(delivery, now, redelivery=True)
+        if self.uneven:
+            for consumer in self.dispatch.consumers:
+                for key, lane in self.dispatch.lanes_of(consumer):
+                    if not lane.items and lane.first() is not None and self.dispatch.move_to(consumer, key, now):
+                        self._serve(lane, now)
+        return over
+
+    @property
+    def uneven(self) -> bool:
+        """A policy has chosen, and while some wait for items, items wait for others."""
+        return self.dispatch.policy is not None and self.length > 0 and any(consumer.asking for consumer in self.dispatch.consumers)
+
+    # ---- coming and going
+
+    def join_consumer(self, consumer: Consumer, now: float) -> None:
+        """A consumer has come.
+
+        Raises:
+            UsageError: there is one of this name.
+        """
+        if self.dispatch.consumers.named(consumer.name) is not None:
+            raise UsageError(f"channel {self.name!r} has a consumer {consumer.name!r} already", hint="give each consumer its own name")
+        for lane in self.dispatch.join(consumer):
+            self._serve(lane, now)
+
+    def leave_consumer(self, consumer: Consumer, now: float, error: BaseException | None = None) -> None:
+        """A consumer is gone: its leases and what waits for it go to the others, its gets end with `error` (None: nobody is left to tell).
+
+        What it has got and not taken is gone, unless the caller said `returned` before.
+        """
+        for _, lane in self.dispatch.lanes_of(consumer):
+            gets = [get for get in lane.line() if get.consumer is consumer]
+            lane.dismiss(gets)
+            if error is not None:
+                for get in gets:
+                    self._reject(get, error)
+        consumer.asking = 0
+        consumer.stops()
+        self.dispatch.leave(consumer)
+        for delivery in list(consumer.open):
+            if delivery.get.lease:
+                self.returned(delivery, now, redelivery=True)
+            else:
+                self.dropped(delivery, now)
+        self._serve_all(now)  # what came back, and whoever is first now may be content with less than who was
+        self._check_end(now)
+
+    def leave_producer(self, producer: Producer, now: float, cause: str | None = None) -> None:
+        """A producer has closed, or is lost for this cause. Its puts are over: the caller has committed or retracted them."""
+        self.roster.leave(producer, cause)
+        self._check_end(now)
+
+    def shutdown(self, by: str, now: float, *, immediate: bool = False) -> None:
+        """End the stream for all. Puts that wait fail; items can still be taken, unless it is `immediate`."""
+        self.roster.shutdown(by)
+        line, self._line = self._line, deque()
+        for put in line:
+            if put.state == PutState.WAITING:
+                self._reject(put, self.roster.error("put"))
+        if immediate:
+            for consumer, _, lane in list(self.dispatch.lanes()):
+                for item in lane.clear():
+                    self.length -= 1
+                    if consumer is not None:
+                        consumer.spared(item.weight, item.nbytes)
+                    self._give_bytes(item.nbytes)
+        self._check_end(now)
+
+    def _check_end(self, now: float) -> None:
+        """Nothing more comes: those who wait get what is left, or hear why."""
+        if not self.roster.ended:
+            return
+        self._serve_all(now)
+        for _, _, lane in list(self.dispatch.lanes()):
+            for get in lane.line():
+                if self._drained(get):
+                    self._dismiss(lane, get, self.roster.error("get"))
+
+    def _drained(self, get: Get) -> bool:
+        """Nothing is left that this get could still be given: also not what others have on lease and may give back."""
+        if self.admitted or any(delivery.get.consumer is not get.consumer for delivery in self._leases):
+            return False
+        if self.dispatch.policy is None:
+            return not self.dispatch.lane(None, get.key).items
+        return not any(lane.items for _, key, lane in self.dispatch.lanes() if key == get.key)
+
+    # ---- looks
+
+    def waiting_puts(self) -> Sequence[Put]:
+        """Those that wait for room, in order."""
+        return [put for put in self._line if put.state == PutState.WAITING]
+
+    def items(self, key: Key, *, all_keys: bool = False) -> list[Item]:
+        """Items that can be taken, in order of their positions."""
+        found = [item for _, of, lane in self.dispatch.lanes() if all_keys or of == key for item in lane.items]
+        return sorted(found, key=lambda item: item.seq)
+
+    def keys(self) -> list[Key]:
+        """Keys with items, in no order."""
+        return list(dict.fromkeys(key for _, key, lane in self.dispatch.lanes() if lane.items))
+
+    def open_leases(self) -> int:
+        """Leases that have not ended."""
+        return len(self._leases)

@@ -1,0 +1,333 @@
+"""What a channel's queue works on: who puts and gets, items, requests and deliveries. Changed by `channel.queue` and its parts only."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from aiorlinf.channel.meters import RateMeter, Speed
+
+__all__ = ["Consumer", "Delivery", "Get", "Item", "ItemInfo", "Key", "Producer", "Put", "PutState", "Rejected", "Told"]
+
+Key = str | int | bytes | None
+"""Keys are independent FIFOs. None is one of them, the one that is used when no key is given."""
+
+
+class Producer:
+    """One who puts.
+
+    Attributes:
+        name: how it is called in errors and statistics.
+        state: open, closed or lost; `cause` says why it was lost.
+        puts, weight: of the items that it committed.
+    """
+
+    __slots__ = ("cause", "name", "puts", "state", "weight")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state = "open"
+        self.cause = ""
+        self.puts = 0
+        self.weight = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Producer {self.name} {self.state}>"
+
+
+class Consumer:
+    """One who gets, as the channel and its policy see it. A policy only reads.
+
+    What a consumer works on is taken from its calls: it works from a delivery on until its next get (of a lease: until the lease ends). One
+    that keeps several gets in flight works on as many items as it got more than it asked for again.
+
+    Attributes:
+        name: unique in the channel.
+        share: its weight for `weighted_round_robin`.
+        labels: what it said about itself, such as the host.
+        free_memory: bytes that it said it has free, None if it did not.
+        pending_items, pending_weight, pending_bytes: chosen for it or handed to it, and not finished.
+        speed: weight per second of work, as measured; None before it has finished anything.
+        busy_seconds: how long it has worked on what it finished.
+        head_start: seconds of work that the others had done when it came; with `busy_seconds` comparable to theirs.
+        asking: its gets that wait.
+    """
+
+    __slots__ = (
+        "_last_done",
+        "_rows",
+        "_unfinished",
+        "asking",
+        "busy_seconds",
+        "free_memory",
+        "head_start",
+        "labels",
+        "name",
+        "open",
+        "pending_bytes",
+        "pending_items",
+        "pending_weight",
+        "redeliveries",
+        "row",
+        "share",
+        "speed_meter",
+        "taken",
+    )
+
+    def __init__(self, name: str, share: float = 1.0, labels: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.share = share
+        self.labels = dict(labels or {})
+        self.free_memory: int | None = None
+        self.pending_items = 0
+        self.pending_weight = 0.0
+        self.pending_bytes = 0
+        self.busy_seconds = 0.0
+        self.head_start = 0.0
+        self.speed_meter = Speed()
+        self.asking = 0
+        self.taken = RateMeter()
+        self.redeliveries = 0
+        self.open: dict[Delivery, None] = {}  # handed over, neither taken nor given back
+        self.row = 0
+        self._rows: set[int] | None = None  # of the table, those that have changed
+        self._unfinished: deque[Delivery] = deque()
+        self._last_done = 0.0
+
+    @property
+    def speed(self) -> float | None:
+        return self.speed_meter.value
+
+    @property
+    def work_seconds(self) -> float:
+        """Work done, comparable between consumers that came at different times."""
+        return self.busy_seconds + self.head_start
+
+    # ---- what the queue tells
+
+    def chosen(self, weight: float, nbytes: int, items: int = 1) -> None:
+        """This is for it."""
+        self.pending_items += items
+        self.pending_weight += weight
+        self.pending_bytes += nbytes
+        if self._rows is not None:
+            self._rows.add(self.row)
+
+    def spared(self, weight: float, nbytes: int, items: int = 1) -> None:
+        """This is not for it after all, or is finished."""
+        self.pending_items -= items
+        self.pending_weight = self.pending_weight - weight if self.pending_items else 0.0
+        self.pending_bytes -= nbytes
+        if self._rows is not None:
+            self._rows.add(self.row)
+
+    def begins(self, delivery: Delivery) -> None:
+        """It has got this."""
+        self._unfinished.append(delivery)
+
+    def asks(self, get: Get, now: float) -> None:
+        """It wants more, so it has finished what it got first."""
+        if self._unfinished and not get.lease and not self._unfinished[0].get.lease:
+            self._finished(self._unfinished.popleft(), now)
+
+    def ends(self, delivery: Delivery, now: float) -> None:
+        """The lease of this is over, or it was given back: nothing was done then (`now` is infinite)."""
+        if delivery not in self._unfinished:
+            return
+        self._unfinished.remove(delivery)
+        if now != float("inf"):
+            self._finished(delivery, now)
+        else:
+            self.spared(delivery.weight, delivery.nbytes, len(delivery.items))
+
+    def _finished(self, delivery: Delivery, now: float) -> None:
+        seconds = max(0.0, now - max(delivery.given, self._last_done))
+        self._last_done = now
+        self.busy_seconds += seconds
+        self.speed_meter.add(delivery.weight, seconds)
+        self.spared(delivery.weight, delivery.nbytes, len(delivery.items))
+
+    def stops(self) -> None:
+        """It is gone."""
+        self._unfinished.clear()
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.name}: {self.pending_items} pending>"
+
+
+class ItemInfo(NamedTuple):
+    """What a load-balance policy is told of an item.
+
+    Attributes:
+        key: as given to `put`.
+        weight: as given to `put`.
+        nbytes: size of the payload; 0 where it is not known (objects in a local channel other than tensors, arrays and bytes).
+        producer: name of the producer.
+    """
+
+    key: Key
+    weight: float
+    nbytes: int
+    producer: str
+
+
+class Item:
+    """Something in the queue.
+
+    Attributes:
+        seq: position among all items that the channel ever admitted. An item that comes back goes where it was.
+        payload: whatever the queue's owner gave; never looked at.
+        since: when it could be taken for the first time.
+        consumer: in whose queue it is, None: in the one for all.
+        redeliveries: how often it came back from a lease.
+    """
+
+    __slots__ = ("consumer", "key", "nbytes", "payload", "producer", "redeliveries", "seq", "since", "weight")
+
+    def __init__(
+        self, seq: int, key: Key, weight: float, nbytes: int, payload: Any, producer: Producer, consumer: Consumer | None, since: float
+    ) -> None:
+        self.seq = seq
+        self.key = key
+        self.weight = weight
+        self.nbytes = nbytes
+        self.payload = payload
+        self.producer = producer
+        self.consumer = consumer
+        self.since = since
+        self.redeliveries = 0
+
+    def info(self) -> ItemInfo:
+        """For a policy."""
+        return ItemInfo(self.key, self.weight, self.nbytes, self.producer.name)
+
+    def __repr__(self) -> str:
+        return f"<Item {self.seq} key {self.key!r} weight {self.weight:g}>"
+
+
+class PutState:
+    """Only moves down this list. Plain integers: they are compared for every item."""
+
+    NEW = 0
+    WAITING = 1  # for room
+    ADMITTED = 2  # has room, and a position; the item comes with `commit`
+    OVER = 3
+
+
+class Put:
+    """A put.
+
+    Attributes:
+        nowait: fail instead of waiting for room.
+        seq: its item's position, once admitted.
+        consumer: whose queue the policy chose, once admitted.
+        owner: the caller's, not looked at; `number` and `slot` neither.
+        payload: the caller keeps here what is there of the item before it is committed.
+        asked: when it began.
+    """
+
+    __slots__ = ("asked", "consumer", "key", "nbytes", "nowait", "number", "owner", "payload", "producer", "seq", "slot", "state", "weight")
+
+    def __init__(
+        self,
+        producer: Producer,
+        key: Key,
+        weight: float,
+        nbytes: int,
+        *,
+        nowait: bool = False,
+        payload: Any = None,
+        owner: Any = None,
+        number: int = 0,
+        slot: int = 0,
+    ) -> None:
+        self.producer = producer
+        self.key = key
+        self.weight = weight
+        self.nbytes = nbytes
+        self.nowait = nowait
+        self.payload = payload
+        self.owner = owner
+        self.number = number
+        self.slot = slot
+        self.state = PutState.NEW
+        self.seq = 0
+        self.consumer: Consumer | None = None
+        self.asked = 0.0
+
+
+class Get:
+    """A get.
+
+    Attributes:
+        target: weight of a batch, None: one item.
+        nowait: fail instead of waiting for an item.
+        lease: the items come back unless they are said to be done.
+        lease_seconds: and at the latest after so long; None: when the consumer is lost.
+        waiting: it is in the line.
+        count, total: how many items from the head of the queue fit into the batch so far, and their weight.
+        owner, number: the caller's, not looked at.
+        asked: when it began.
+    """
+
+    __slots__ = ("asked", "consumer", "count", "key", "lease", "lease_seconds", "nowait", "number", "owner", "target", "total", "waiting")
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        key: Key = None,
+        *,
+        target: float | None = None,
+        nowait: bool = False,
+        lease: bool = False,
+        lease_seconds: float | None = None,
+        owner: Any = None,
+        number: int = 0,
+    ) -> None:
+        self.consumer = consumer
+        self.key = key
+        self.target = target
+        self.nowait = nowait
+        self.lease = lease
+        self.lease_seconds = lease_seconds
+        self.owner = owner
+        self.number = number
+        self.waiting = False
+        self.count = 0
+        self.total = 0.0
+        self.asked = 0.0
+
+
+class Delivery:
+    """Items that were handed to a get.
+
+    Attributes:
+        given: when.
+        deadline: of the lease, None if it has none.
+        open: neither taken nor given back; the items' bytes still count.
+        extra: the caller's, not looked at.
+    """
+
+    __slots__ = ("deadline", "extra", "get", "given", "items", "nbytes", "open", "weight")
+
+    def __init__(self, get: Get, items: list[Item], given: float) -> None:
+        self.get = get
+        self.items = items
+        self.given = given
+        self.weight = sum(item.weight for item in items)
+        self.nbytes = sum(item.nbytes for item in items)
+        self.deadline = None if get.lease_seconds is None else given + get.lease_seconds
+        self.open = True
+        self.extra: Any = None
+
+
+class Rejected(NamedTuple):
+    """This request has failed."""
+
+    request: Put | Get
+    error: BaseException
+
+
+Told = Put | Delivery | Rejected
+"""What the queue tells its owner to do: this put has room (`commit` or `retract` it), hand over this delivery, this request has failed."""
