@@ -14,17 +14,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from scripts.benchmarks import plot
+from scripts.benchmarks import choice, choice_plot, plot, table
+from scripts.benchmarks.compression import COMPRESSION
 from scripts.benchmarks.driver import run_rounds
 from scripts.benchmarks.host import HOST
 from scripts.benchmarks.p2p import P2P
-from scripts.benchmarks.plan import FULL, QUICK, Suite
+from scripts.benchmarks.plan import Suite
 from scripts.benchmarks.results import Results
-from scripts.benchmarks.table import render
 
 __all__ = ["main"]
 
-SUITES: Final = {suite.name: suite for suite in (P2P, HOST)}
+SUITES: Final = {suite.name: suite for suite in (P2P, HOST, COMPRESSION)}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -46,7 +46,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def add_suite(parser: argparse.ArgumentParser, suite: Suite) -> None:
     """The options, which are the same for all suites but for the names."""
     parser.add_argument("--quick", action="store_true", help="small amounts and one round: shows that all of it works, not how fast it is")
-    parser.add_argument("--rounds", type=positive, metavar="N", help="rounds of each measurement (default 5, with --quick 1)")
+    parser.add_argument("--rounds", type=positive, metavar="N", help=f"rounds of each measurement (default {suite.rounds}, with --quick 1)")
     parser.add_argument(
         "--only", action="append", choices=[case.name for case in suite.cases], metavar="CASE",
         help=f"this case; may be repeated: {', '.join(case.name for case in suite.cases)}",
@@ -85,9 +85,9 @@ def machine_facts() -> dict[str, str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print the tables, and return 1 when a measurement failed (a missed aim is printed, not a failure)."""
     asked = parse(arguments)
-    effort = QUICK if asked.quick else FULL
-    rounds = asked.rounds or (1 if asked.quick else 5)
     suite = SUITES[asked.suite]
+    effort = suite.quick if asked.quick else suite.full
+    rounds = asked.rounds or (1 if asked.quick else suite.rounds)
     cases = [case for case in suite.cases if asked.only is None or case.name in asked.only]
     contenders = [name for name in suite.contenders if asked.peers is None or name in asked.peers]
     facts = {**machine_facts(), "rounds": f"{rounds}{' (quick: figures mean little)' if asked.quick else ''}"}
@@ -106,11 +106,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("scripts/bench: stopped", file=sys.stderr)
         return 130
+    render, draw = (choice.render, choice_plot.draw) if suite is COMPRESSION else (table.render, plot.draw)
     print(render(cases, results, facts, effort), end="")
     if asked.json is not None:
         asked.json.write_text(json.dumps({"facts": facts, "effort": effort.to_json(), **results.to_json()}, indent=1) + "\n")
     if asked.plot is not None:
-        plot.draw(cases, results, facts, asked.plot)
+        draw(cases, results, facts, asked.plot)
     return 0 if results.complete else 1
 
 

@@ -37,6 +37,11 @@ CONTENDERS: Final[dict[str, str]] = {
     "zmq": "scripts.benchmarks.zmq_peer:Zmq",
     "torch-queue": "scripts.benchmarks.torch_queue:TorchQueue",
     "ray": "scripts.benchmarks.ray_peer:Ray",
+    "link-100m": "scripts.benchmarks.compressed:Link100M",
+    "link-1g": "scripts.benchmarks.compressed:Link1G",
+    "link-10g": "scripts.benchmarks.compressed:Link10G",
+    "emulated-1g": "scripts.benchmarks.compressed:Emulated1G",
+    "emulated-far": "scripts.benchmarks.compressed:EmulatedFar",
 }
 """Contender name to ``module:class``. Imported only in the processes that run it, so that nothing else pays for it."""
 
@@ -90,6 +95,11 @@ class Contender(abc.ABC):
 
     def __init__(self, place: Place) -> None:
         self.place = place
+
+    @classmethod
+    def problem(cls) -> str | None:
+        """Why it cannot run on this machine though its modules are there, or None."""
+        return None
 
     @property
     def leads(self) -> bool:
@@ -150,7 +160,7 @@ def missing_reason(name: str, role: int) -> str | None:
             importlib.import_module(module)
     except ImportError as error:
         return f"not installed: {error}"
-    return None
+    return contender.problem()
 
 
 def unknown(case: str, variant: str) -> AssertionError:

@@ -1,4 +1,4 @@
-"""What a suite consists of: cases with rows, aims, and how much is done. Data only; the suites are ``p2p`` and ``host``."""
+"""What a suite consists of: cases with rows, aims, and how much is done. Data only. The suites: ``p2p``, ``host``, ``compression``."""
 
 from __future__ import annotations
 
@@ -104,6 +104,10 @@ class Suite:
     name: str
     summary: str
     cases: tuple[Case, ...]
+    full: Effort = FULL
+    quick: Effort = QUICK
+    rounds: int = 5
+    """Without ``--rounds`` and ``--quick``."""
 
     @property
     def contenders(self) -> tuple[str, ...]:

@@ -1,0 +1,217 @@
+"""aiorlinf on links of a chosen bandwidth, with each way to compress: real links that the kernel shapes, and emulated ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import aiorlinf
+from aiorlinf.errors import ConfigError
+from aiorlinf.manager.service import ManagerService
+from scripts.benchmarks import shaped
+from scripts.benchmarks.contender import Contender, Effort, Metrics, Place, unknown
+from scripts.benchmarks.payloads import PAYLOADS, check_payload, make_payload, payload_bytes
+
+__all__ = ["CODECS", "WAYS", "Compressed", "Emulated1G", "EmulatedFar", "Link1G", "Link10G", "Link100M"]
+
+SIGNAL: Final = 7
+"""Tag of the answering half's acknowledgements."""
+
+WARM_UP: Final = 1
+WARM_UP_AUTO: Final = 6
+"""Messages before the clock starts: with `codec: auto` a link tries what there is before it settles."""
+
+LIMIT_S: Final = 20.0
+"""For the other half to start a worker."""
+
+TOKEN: Final = b"nobody else is on this link"
+
+WAYS: Final[dict[str, dict[str, Any]]] = {
+    "raw": {"enabled": False},
+    "lz4": {"codec": "lz4"},
+    "zstd 1": {"codec": "zstd", "level": 1},
+    "zstd 3": {"codec": "zstd", "level": 3},
+    "zstd 9": {"codec": "zstd", "level": 9},
+    "auto": {"codec": "auto"},
+}
+"""``cluster.collective.tensor_compression`` of each way."""
+
+
+def known(way: dict[str, Any]) -> bool:
+    """Whether the library has it."""
+    try:
+        aiorlinf.load_config({"cluster": {"collective": {"tensor_compression": way}}})
+    except ConfigError:
+        return False
+    return True
+
+
+CODECS: Final = {name: way for name, way in WAYS.items() if known(way)}
+"""Those that can be measured."""
+
+
+@dataclass(slots=True)
+class Side:
+    """This half of a job with one way to compress."""
+
+    worker: aiorlinf.Worker
+    manager: ManagerService | None
+    other: str
+
+    async def close(self) -> None:
+        await self.worker.close()
+        if self.manager is not None:
+            await self.manager.close()
+
+
+class Compressed(Contender):
+    """Two workers for each way to compress, made when it is first measured; the half that leads has their managers."""
+
+    mbps: ClassVar[float]
+    needs: ClassVar[tuple[str, ...]] = ("uvloop", "torch", "aiorlinf", "ale_py")
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.sides: dict[str, Side] = {}
+        self.payloads: dict[tuple[str, int], Any] = {}
+
+    @property
+    def host(self) -> str:
+        """Where this half listens."""
+        return "127.0.0.1"
+
+    def emulation(self) -> dict[str, Any] | None:
+        """``cluster.net_emulation``."""
+        return None
+
+    async def open(self, offer: dict[str, str]) -> None:
+        self.sides.clear()
+
+    async def close(self) -> None:
+        for side in self.sides.values():
+            await side.close()
+        self.sides.clear()
+
+    async def side(self, codec: str) -> Side:
+        """This half of the job that compresses in this way."""
+        if codec not in self.sides:
+            self.sides[codec] = await self._start(codec)
+        return self.sides[codec]
+
+    async def _start(self, codec: str) -> Side:
+        told = self.place.directory / f"{self.place.generation} {codec}.json"
+        manager = None
+        if self.leads:
+            collective = {"tensor_compression": CODECS[codec], "backend": "stream", "shared_memory": {"enabled": False}}
+            config = aiorlinf.load_config({"cluster": {"collective": collective, "net_emulation": self.emulation()}})
+            manager = ManagerService(config=config, token=TOKEN)
+            await manager.start(self.host)
+            written = told.with_suffix(".new")
+            written.write_text(json.dumps(manager.address))
+            written.rename(told)
+        end = time.monotonic() + LIMIT_S
+        while not told.exists():
+            if time.monotonic() > end:
+                raise TimeoutError(f"the other half did not start with {codec}")
+            await asyncio.sleep(0.002)
+        address = json.loads(told.read_text())
+        worker = aiorlinf.init(f"bench:{self.place.role}", manager=address, token=TOKEN)
+        await worker
+        return Side(worker, manager, f"bench:{1 - self.place.role}")
+
+    async def measure(self, case: str, variant: str, effort: Effort) -> Metrics:
+        if case not in PAYLOADS or variant not in CODECS:
+            raise unknown(case, variant)
+        key = (case, effort.tensor_bytes)
+        if key not in self.payloads:
+            self.payloads[key] = make_payload(*key)
+        payload = self.payloads[key]
+        side = await self.side(variant)
+        warm_up = WARM_UP_AUTO if variant == "auto" else WARM_UP
+        if not self.leads:
+            for _ in range(warm_up + effort.transfers):
+                got = await side.worker.recv(side.other)
+                await side.worker.send(None, side.other, tag=SIGNAL)
+                check_payload(got, payload)
+                del got
+                await side.worker.send(None, side.other, tag=SIGNAL)  # the clock stands still while it is compared
+            return {}
+        took, before = [], 0
+        for index in range(warm_up + effort.transfers):
+            if index == warm_up:
+                before = self.sent(side)
+            start = time.perf_counter()
+            await side.worker.send(payload, side.other)
+            await side.worker.recv(side.other, tag=SIGNAL)
+            took.append(time.perf_counter() - start)
+            await side.worker.recv(side.other, tag=SIGNAL)
+        took = sorted(took[warm_up:])
+        wire = (self.sent(side) - before) / effort.transfers
+        return {"time": took[len(took) // 2] * 1e3, "wire": wire / payload_bytes(payload)}
+
+    def sent(self, side: Side) -> int:
+        """Bytes that this half has put on the link."""
+        raise NotImplementedError
+
+
+class Shaped(Compressed):
+    """In network namespaces of their own; nothing else is on the link, so the kernel's counters are ours."""
+
+    @classmethod
+    def problem(cls) -> str | None:
+        return shaped.shaping_problem()
+
+    @property
+    def host(self) -> str:
+        return shaped.address_of(self.place.role)
+
+    async def offer(self) -> dict[str, str]:
+        shaped.enter_namespace()
+        return {"pid": str(os.getpid())}
+
+    async def open(self, offer: dict[str, str]) -> None:
+        await super().open(offer)
+        await shaped.join(self.place.role, int(offer["pid"]), self.mbps)
+
+    def sent(self, side: Side) -> int:
+        return shaped.sent_bytes()
+
+
+class Emulated(Compressed):
+    """On loopback, slowed by ``cluster.net_emulation``."""
+
+    delay_ms: ClassVar[float] = 0.0
+
+    def emulation(self) -> dict[str, Any]:
+        groups = [{"members": [f"bench:{role}"], "bandwidth_mbps": self.mbps} for role in (0, 1)]
+        return {"crossdc_pairs": [{"src": "bench:0", "dst": "bench:1", "delay_ms": self.delay_ms}], "bandwidth_groups": groups}
+
+    def sent(self, side: Side) -> int:
+        (link,) = side.worker.stats().links
+        saved = 0 if link.compression is None else link.compression["bytes_before"] - link.compression["bytes_after"]
+        return link.bytes_sent - saved
+
+
+class Link100M(Shaped):
+    mbps = 100.0
+
+
+class Link1G(Shaped):
+    mbps = 1_000.0
+
+
+class Link10G(Shaped):
+    mbps = 10_000.0
+
+
+class Emulated1G(Emulated):
+    mbps = 1_000.0
+
+
+class EmulatedFar(Emulated):
+    mbps = 100.0
+    delay_ms = 20.0
