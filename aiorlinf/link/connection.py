@@ -61,6 +61,9 @@ class FrameWriter(Protocol):
     max_frame_bytes: int
 
     def send(self, data: bytes) -> None: ...
+    def send_soon(self, data: bytes) -> None: ...
+    def hold(self) -> None: ...
+    def flush(self) -> None: ...
     def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int) -> None: ...
     def drained(self) -> bool: ...
     def finish(self) -> None: ...
@@ -330,6 +333,31 @@ class Connection(asyncio.BufferedProtocol):
         elif not self._flush_scheduled:
             self._flush_scheduled = True
             self.loop.call_soon(self._scheduled_flush)
+
+    def send_soon(self, data: bytes) -> None:
+        """As `send`, but what the program does next, in answer to what has just come, leaves in the same write.
+
+        A write that wakes another process takes longer than all that we do for a small frame.
+        """
+        if self._finishing:
+            return
+        self._out.append(data)
+        self._out_bytes += len(data)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self.loop.call_soon(self._after_answers)
+
+    def _after_answers(self) -> None:
+        self.loop.call_soon(self._scheduled_flush)
+
+    def hold(self) -> None:
+        """What is sent from here to `flush` leaves in one write."""
+        self._fresh = False
+
+    def flush(self) -> None:
+        """Write what is queued now."""
+        self._fresh = False
+        self._flush()
 
     def _scheduled_flush(self) -> None:
         self._flush_scheduled = False

@@ -95,6 +95,16 @@ class EmulatedConnection:
         """As `Connection.send`."""
         self._put(data, len(data) if data[4] in _CHARGED else 0)
 
+    def send_soon(self, data: bytes) -> None:
+        """As `send`."""
+        self.send(data)
+
+    def hold(self) -> None:
+        """There are no writes to be saved: each frame has a time of its own."""
+
+    def flush(self) -> None:
+        """As `hold`."""
+
     def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int) -> None:
         """As `Connection.send_chunk`."""
         if not self._closed:

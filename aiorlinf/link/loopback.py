@@ -38,6 +38,15 @@ class Loopback:
             self._out.append(data)
             self._schedule()
 
+    def send_soon(self, data: bytes) -> None:
+        self.send(data)
+
+    def hold(self) -> None:
+        """There are no writes to be saved."""
+
+    def flush(self) -> None:
+        """As `hold`."""
+
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True

@@ -272,7 +272,8 @@ class Receiver:
         """The message is in our hands: the sender's work is done."""
         if message.want_reply:
             message.want_reply = False
-            self.reply(FrameType.ACCEPTED, message.message_id, flags=flags)
+            if self._conn is not None:
+                self._conn.send_soon(frame(FrameType.ACCEPTED, message.message_id, b"", flags))
 
     def _refuse(self, message: Incoming, fact: dict[str, Any]) -> None:
         """Tell the sender, and throw away what is still to come."""

@@ -141,7 +141,7 @@ class Sender:
         if out.reply:
             out.flags |= Flag.WANT_REPLY
         if out.body is None:
-            self._open(conn, out, around is not None and around.eager)
+            self._open(conn, out, around)
         elif len(out.body) + FRAME_COST <= self._credit():
             self._send_whole(conn, out, out.body)
         else:
@@ -149,7 +149,7 @@ class Sender:
                 out.manifest = out.body[: out.head]
             else:
                 out.flags |= Flag.INLINE
-            self._open(conn, out, False)
+            self._open(conn, out, None)
 
     def _send_whole(self, conn: FrameWriter, out: Outgoing, body: bytes) -> None:
         self._charged += len(body) + FRAME_COST
@@ -161,11 +161,20 @@ class Sender:
             conn.send(frame(FrameType.DATA, out.key, body, out.flags))
             self._done(out)
 
-    def _open(self, conn: FrameWriter, out: Outgoing, eager: bool) -> None:
+    def _open(self, conn: FrameWriter, out: Outgoing, around: Way | None) -> None:
         self._register(out)
         out.state = State.OPENED
+        eager = around is not None and around.eager
+        if eager:
+            conn.hold()
         conn.send(frame(FrameType.OPEN, out.key, OPEN_PREFIX.pack(out.message_id, out.total) + out.manifest, out.flags))
-        if out.flags & Flag.TENSOR and not eager:
+        if eager:
+            assert around is not None
+            at_once = around.begin_at_once(out)
+            conn.flush()
+            if at_once:
+                return
+        elif out.flags & Flag.TENSOR:
             return  # it goes straight into the receiver's own memory, so it waits for its receive (GO)
         self._waiting[out.message_id] = out
         self._open_window()
@@ -218,6 +227,15 @@ class Sender:
         if self._conn is not None:
             self._conn.send(frame(FrameType.START, out.message_id, start.encode(), Flag.CHARGED if out.charged else 0))
             out.charged = 0
+
+    def hand_over(self, out: Outgoing, start: Start) -> None:
+        """The payload is in the peer's reach already."""
+        if self._conn is not None:
+            self._conn.hold()
+        self.announce(out, start)
+        self.trailer(out)
+        if self._conn is not None:
+            self._conn.flush()
 
     def begin_stream(self, out: Outgoing, threshold: int | None = None, start: Start = _OVER_STREAM) -> None:
         """The payload over the stream, but for leaves that go around it from `threshold` bytes on."""

@@ -31,7 +31,7 @@ class Way(Protocol):
     """One way around the stream.
 
     Attributes:
-        eager: a `send_tensor` need not wait for its receive.
+        eager: a `send_tensor` need not wait for its receive, and `begin_at_once` may be tried.
     """
 
     eager: bool
@@ -41,6 +41,9 @@ class Way(Protocol):
 
     def begin(self, out: Outgoing) -> None:
         """Carry the payload."""
+
+    def begin_at_once(self, out: Outgoing) -> bool:
+        """Carry the payload, whether or not the window has room, if nothing of the peer's memory is needed for it."""
 
     def again(self, out: Outgoing) -> bool:
         """The peer could not receive it this way. False if it did not go this way; else the sender sends it over the stream."""
@@ -64,6 +67,7 @@ class WayHost(Protocol):
     def begin_stream(self, out: Outgoing, threshold: int | None = None, start: Start = ...) -> None: ...
     def announce(self, out: Outgoing, start: Start) -> None: ...
     def trailer(self, out: Outgoing) -> None: ...
+    def hand_over(self, out: Outgoing, start: Start) -> None: ...
     def end_withdrawn(self, out: Outgoing) -> None: ...
     def void(self, out: Outgoing, error: AiorlinfError) -> None: ...
     def release(self, out: Outgoing) -> None: ...
@@ -113,6 +117,9 @@ class LaneWay:
         out.busy = True
         self._queue.append(out)
         self._run()
+
+    def begin_at_once(self, out: Outgoing) -> bool:
+        return False
 
     def _run(self) -> None:
         """Start what waits, in order; both sides post their transfers in the order of the START frames."""
@@ -237,6 +244,20 @@ class SharedWay:
         if out.held is not None and not out.held.free:
             out.held = None  # somebody else has it, or it cannot be lent on
         if out.held is not None:
+    def begin_at_once(self, out: Outgoing) -> bool:
+        # Memory that we have anyway: it grows for what the window admits only.
+        size = self._size(out)
+        region = self._shared.arena.take(size) if size else None
+        if size and region is None:
+            return False
+        out.state = State.STARTED
+        self.carries(out)
+        if region is None:
+            self._place(out, None)
+        else:
+            self._fill(out, region)
+        return True
+
             return 0
         return packed_size([leaf.nbytes for index, leaf in enumerate(out.flat.leaves) if index not in out.owned])
 
@@ -294,8 +315,7 @@ class SharedWay:
         if place is not None:
             out.in_shared = placement
             self._host.around_bytes += out.total
-            self._host.announce(out, Start(Via.SHM, place=place))
-            self._host.trailer(out)
+            self._host.hand_over(out, Start(Via.SHM, place=place))
         elif unchanged:
             self._host.begin_stream(out)
         else:

@@ -51,6 +51,12 @@ class Writer:
         raise AssertionError("the pump writes no frames")
 
     def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int) -> None:
+    def send_soon(self, data: bytes) -> None:
+        self.send(data)
+
+    def hold(self) -> None: ...
+    def flush(self) -> None: ...
+
         data = b"".join(pieces)
         assert len(data) == size
         self.chunks.append((message_id, data))
