@@ -7,8 +7,8 @@ Everything of the link keeps its order. What carries users' data is charged (DAT
 answers and reports cost nothing, but wait their turn as on any connection. Outside of it, and so never late, are the handshake, the
 rendezvous of Gloo pairs, and the traffic with the manager: their time limits concern the real network.
 
-Chunks are copied as they are written, as the kernel does it: the sender's memory is free at once. What has not left is bounded to two
-slices of the bandwidth (40 ms), and then the connection says `paused`, as one whose socket is full.
+Chunks are copied as they are written, as the kernel does it: the sender's memory is free at once. What has not left is bounded to
+three slices of the bandwidth (60 ms), and then the connection says `paused`, as one whose socket is full.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class EmulatedConnection:
         self._book = book
         self._clock = clock
         self._changed = changed
-        self._room = _UNDER_WAY_LIMIT if route.rate is None else 2 * slice_bytes(route.rate)
+        self._room = _UNDER_WAY_LIMIT if route.rate is None else 3 * slice_bytes(route.rate)
         self._wire: EmulatedWire[bytes] = EmulatedWire(route)
         self._timer: asyncio.Handle | None = None
         self._due = float("inf")  # when the timer goes off

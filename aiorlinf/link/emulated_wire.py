@@ -19,7 +19,7 @@ T = TypeVar("T")
 SLICE_S = 0.02
 """Seconds of the bandwidth that are booked at a time, so that members take turns."""
 
-LOOK_AHEAD_S = 0.01
+LOOK_AHEAD_S = 0.02
 """So long before the last slice is over the next one is booked: nothing is lost to the time that an answer takes."""
 
 _SMALLEST_SLICE = 16 * 1024

@@ -26,7 +26,7 @@ from tests.link.stage import EVERYTHING, Side, StepHome, StepLoop, join
 
 WHOLE = [shape for shape in OBJECTS if not shape.bomb]
 CHUNK = 256
-RATE = 8_000.0  # bytes per second: two slices are 32 KiB
+RATE = 8_000.0  # bytes per second: three slices are 48 KiB
 ANSWER = 0.001
 
 
@@ -251,9 +251,9 @@ def test_what_has_not_left_is_bounded_and_a_small_message_comes_in_between(make:
     two.rest(two.loop.now + 1.0)
     assert two.paused()
     assert not sent.done()
-    assert emulated._wire.backlog <= 2 * 16384 + CHUNK + 16
+    assert emulated._wire.backlog <= 3 * 16384 + CHUNK + 16
     two.send(0, OBJECTS[0], 4, tag=1)
-    two.rest(two.loop.now + 6.0)
+    two.rest(two.loop.now + 8.0)
     assert small.done()
     assert not sent.done()
     two.rest()

@@ -133,13 +133,15 @@ def test_bandwidth_is_booked_in_slices_and_the_next_one_in_time() -> None:
     assert wire.lease(0.0) == per_slice == 20_000
     assert wire.lease(0.0) == 0, "one at a time"
     wire.booked(Booking(0.02, 0.02), 0.0)
-    assert wire.lease(0.0) == 0, "that would be too far ahead"
-    assert wire.next_time() == pytest.approx(0.005)  # the first one leaves
-    while (leaves := wire.next_time()) is not None and leaves < 0.009:
+    assert wire.next_time() == pytest.approx(SLICE_S - LOOK_AHEAD_S)
+    assert wire.lease(0.0) == per_slice, "the next one is booked as the first begins"
+    wire.booked(Booking(0.04, 0.02), 0.0)
+    assert wire.lease(0.001) == 0, "that would be too far ahead"
+    while (leaves := wire.next_time()) is not None and leaves < 0.019:
         wire.leave(leaves)
         wire.arrive(leaves)
-    assert wire.next_time() == pytest.approx(SLICE_S - LOOK_AHEAD_S)
-    assert wire.lease(0.0101) == per_slice
+    assert wire.next_time() == pytest.approx(2 * SLICE_S - LOOK_AHEAD_S)
+    assert wire.lease(0.0201) == per_slice
 
 
 def test_something_large_is_a_slice_of_its_own() -> None:
