@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from aiorlinf.link.incoming import Incoming, Receive
+from aiorlinf.link.incoming import Incoming, Receive, Whole
 
 __all__ = ["Mailbox", "Wildcard"]
 
@@ -102,8 +102,8 @@ class Mailbox:
             position += 1
         arrived.insert(position, message)
 
-    def peek(self, key: int) -> Incoming | None:
-        """The oldest queued message of this stream; it stays."""
+    def take_whole(self, key: int) -> Whole | None:
+        """As `first`, if the oldest is a plain small message."""
         stream = self._streams.get(key)
         return stream.arrived[0] if stream is not None and stream.arrived else None
 

@@ -327,8 +327,8 @@ class Receiver:
 
     def ready(self, key: int) -> AsyncWork[Any] | None:
         """`post` and all that follows it for a `recv` whose message waits, a plain small one: its work, which is over. None: post it."""
-        message = self.mailbox.peek(key)
-        if type(message) is not Whole or key not in self._flowing:
+        message = self.mailbox.take_whole(key) if key in self._flowing else None
+        if message is None:
             return None
         self.mailbox.first(key)
         self._consume(message.charged)
@@ -339,7 +339,8 @@ class Receiver:
         try:
             value = decode_inline(memoryview(message.body), allow_pickle=self.allow_pickle)
         except BaseException as error:
-            receive.work = work = AsyncWork(self.home, "recv", detail=receive)
+            work: AsyncWork[Any] = AsyncWork(self.home, "recv", detail=receive)
+            receive.work = work
             self._undecodable(receive, error)
             return work
         return arrived(self.home, value, receive.give_back, receive)
