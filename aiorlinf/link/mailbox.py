@@ -105,7 +105,16 @@ class Mailbox:
     def take_whole(self, key: int) -> Whole | None:
         """As `first`, if the oldest is a plain small message."""
         stream = self._streams.get(key)
-        return stream.arrived[0] if stream is not None and stream.arrived else None
+        if stream is None or not stream.arrived:
+            return None
+        message = stream.arrived[0]
+        if type(message) is not Whole:
+            return None
+        del stream.arrived[0]
+        message.queued = False
+        if len(self._streams) > _IDLE_STREAMS:
+            self._settle(key, stream)
+        return message
 
     def first(self, key: int) -> Incoming | None:
         """Take the oldest queued message of this stream."""

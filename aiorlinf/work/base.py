@@ -351,7 +351,8 @@ class AsyncWork(Generic[T]):
             if not turns & 63:
                 # A loop of operations that are always ready must not starve everybody else.
                 yield from self._yield_once()
-            elif self._give_back is None and self._state == DONE:  # the common case of `_outcome`
+            elif self._state == DONE and (self._give_back is None or get_ident() == home.thread_id):  # the common case of `_outcome`
+                self._give_back = None
                 done: T = self._value
                 return done
             return self._outcome()
