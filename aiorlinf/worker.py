@@ -16,11 +16,12 @@ from aiorlinf.address import WorkerAddress
 from aiorlinf.backends.shm.arena import ArenaStats
 from aiorlinf.backends.shm.descriptors import abstract_listener, abstract_name
 from aiorlinf.codec.pool import BufferPoolStats
+from aiorlinf.codec.registry import probe
 from aiorlinf.collective.collective import Collective
 from aiorlinf.collective.exchange import Exchange
 from aiorlinf.collective.inbox import Inbox
 from aiorlinf.config import JobConfig, load_config
-from aiorlinf.errors import AiorlinfError, ClosedError, ConfigError, DeclaredDead, UsageError
+from aiorlinf.errors import AiorlinfError, ClosedError, DeclaredDead, UsageError
 from aiorlinf.link.link import LinkStats
 from aiorlinf.link.me import Self
 from aiorlinf.link.table import LinkTable
@@ -52,12 +53,14 @@ class WorkerStats:
         links: one record per link that is up or being made.
         shared_memory: of this worker's sends; None before it has joined.
         buffer_pool: memory that payloads are received into on the stream and gloo.
+        compression: what is in use, and what it did for all links together; None if the job does not compress.
     """
 
     address: str
     links: tuple[LinkStats, ...]
     shared_memory: ArenaStats | None
     buffer_pool: BufferPoolStats
+    compression: dict[str, Any] | None
 
 
 def init(
@@ -213,8 +216,7 @@ class Worker:
         # Registering needs the port, and the configuration says where to listen: so the manager tells it before.
         config = await life.connect()
         network = config.cluster.network
-        if config.cluster.collective.tensor_compression.enabled:
-            raise ConfigError("cluster.collective.tensor_compression.enabled", "the workers of this version do not compress yet")
+        codecs = probe(config.cluster.collective.tensor_compression)
         host = network.bind_host
         if network.interface is not None:
             host = interface_host(network.interface)
@@ -241,6 +243,7 @@ class Worker:
                 backend=settings.backend or registration.config.cluster.collective.backend,
                 expected=None if registration.expected is None else frozenset(registration.expected),
                 shared=memory.hello(),
+                codecs=codecs,
             )
             await self._table.serve(listener, None if unix is None else unix[1], me, life)
         except BaseException:
@@ -484,6 +487,7 @@ class Worker:
             links=tuple(link.stats() for link in table.links()),
             shared_memory=None if table.memory is None else table.memory.stats(),
             buffer_pool=table.pool.stats(),
+            compression=None if table.coding is None else table.coding.stats(),
         )
 
     def __repr__(self) -> str:

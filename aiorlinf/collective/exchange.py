@@ -20,7 +20,7 @@ from aiorlinf.link.outgoing import Outgoing
 from aiorlinf.link.parcel import Parcel, decode_parcel, encode_parcel
 from aiorlinf.wire.flat import Flat, Kind
 from aiorlinf.wire.frames import MAX_TAG, Flag, stream_key
-from aiorlinf.wire.inline import encode_inline
+from aiorlinf.wire.inline import encode_inline, inline_if_small
 from aiorlinf.wire.leaves import Device
 from aiorlinf.wire.manifest import encode_manifest
 from aiorlinf.wire.tensor_header import sendable_leaf
@@ -29,6 +29,7 @@ from aiorlinf.work.deadline import NO_DEADLINE, current_deadline, effective_dead
 from aiorlinf.work.finished import finished
 
 if TYPE_CHECKING:
+    from aiorlinf.link.link import Link
     from aiorlinf.link.table import LinkTable
     from aiorlinf.work.home import LoopHome
 
@@ -55,7 +56,12 @@ class Exchange:
     def configure(self, config: CollectiveConfig) -> None:
         """The job's settings have come."""
         self.config = config
-        self._inline_max = min(config.inline_max_bytes, config.max_message_bytes)
+        compression = config.tensor_compression
+        # Payloads up to so many bytes hold no tensor that a codec would be tried on.
+        self._untried_max = (
+            min(config.inline_max_bytes, max(compression.min_bytes - 1, 0)) if compression.enabled else config.inline_max_bytes
+        )
+        self._inline_max = min(self._untried_max, config.max_message_bytes)
         self._frame_max = min(config.inline_max_bytes + (1 << 16), config.max_message_bytes)
         self._allow_pickle = config.allow_pickle
 
@@ -102,12 +108,7 @@ class Exchange:
                 if type(body) is bytes and len(body) <= self._frame_max and sender.send_now(key, body):
                     return finished(self.home)
         self.check(tag)
-        config = self.config
-        memory = self.table.memory
-        if memory is not None and memory.used:
-            message, gift = encode_giving(obj, memory, config.inline_max_bytes, config.allow_pickle)
-        else:
-            message, gift = encode_inline(obj, config.inline_max_bytes, allow_pickle=config.allow_pickle), None
+        message, gift = self._encode(link, obj)
         work: AsyncWork[None] = AsyncWork(self.home, "send", abort=self._withdraw)
         key = stream_key(context, tag)
         if type(message) is bytes and len(message) <= self._largest_frame():
@@ -129,6 +130,22 @@ class Exchange:
             and current_deadline.get() is NO_DEADLINE
             and not (self.table.memory is not None and self.table.memory.used)
         )
+
+    def _encode(self, link: Link | None, obj: Any) -> tuple[bytes | Flat, Gift | None]:
+        """The object as bytes if it is to ride in its frame, else taken apart; and what it gives away."""
+        config, memory, coding = self.config, self.table.memory, self.table.coding
+        # What a codec may be tried on does not ride in a frame. Before the link is up nobody knows whether it will be.
+        codes = coding is not None and (link is None or link.codes or link.state is not LinkState.UP)
+        limit = self._untried_max if codes else config.inline_max_bytes
+        gift: Gift | None = None
+        message: bytes | Flat
+        if memory is not None and memory.used:
+            message, gift = encode_giving(obj, memory, limit, config.allow_pickle)
+        else:
+            message = encode_inline(obj, limit, allow_pickle=config.allow_pickle)
+        if coding is not None and isinstance(message, Flat) and not coding.would_try(message):
+            message = inline_if_small(message, config.inline_max_bytes)
+        return message, gift
 
     def _largest_frame(self) -> int:
         return self.config.inline_max_bytes + (1 << 16)

@@ -76,7 +76,9 @@ class Receive:
         tag = f"tag {self.key & 0xFFFFFFFF}"
         if self.receiver is None:
             return tag
-        return f"{self.receiver.local}<-{self.receiver.remote} {tag}"
+        sink = None if self.message is None or self.message.content is None else self.message.content.sink
+        stages = None if sink is None else sink.stages
+        return f"{self.receiver.local}<-{self.receiver.remote} {tag}{'' if stages is None else f', {stages}'}"
 
 
 class ParcelReceive(Receive):

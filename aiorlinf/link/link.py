@@ -55,6 +55,7 @@ class LinkStats:
         pending_sends: messages not yet in the peer's hands.
         unread_messages: messages that arrived and that nobody received yet.
         mismatches: messages refused because the receiver expected something else.
+        compression: what it did for this peer (see the README), None if the job does not compress or the link is not up.
     """
 
     remote: str
@@ -73,6 +74,7 @@ class LinkStats:
     pending_sends: int
     unread_messages: int
     mismatches: int
+    compression: dict[str, Any] | None
 
 
 class PairHandler(Protocol):
@@ -92,6 +94,7 @@ class Link:
         cause: makes the error of everything that was pending when the link ended.
         backend, reason: how large payloads travel, and why.
         missing: the manager does not know the peer, or has not answered yet.
+        codes: tensors that are sent over it are compressed.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class Link:
         self.backend = "stream"
         self.reason = "not connected yet"
         self.missing = False
+        self.codes = False
         self.pairs: PairHandler | None = None
         self.shared_out: SharedOut | None = None
         self.config = config
@@ -299,6 +303,7 @@ class Link:
             pending_sends=len(sender.unfinished()),
             unread_messages=len(self.mailbox),
             mismatches=receiver.mismatches,
+            compression=None if receiver.coding is None else receiver.coding.stats.as_dict(),
         )
 
     def __repr__(self) -> str:

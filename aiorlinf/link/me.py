@@ -18,6 +18,7 @@ class Self:
 
     Attributes:
         backend: wanted for large payloads: auto, stream, shm or gloo.
+        codecs: numbers of the codecs that may arrive here, if the job compresses.
         shared: what a peer needs for shared memory with us, or why there is none (`link.host_memory`).
         expected: all workers of the job, if it has a closed set.
     """
@@ -30,6 +31,7 @@ class Self:
     backend: str
     expected: frozenset[str] | None = None
     shared: dict[str, Any] = field(default_factory=dict)
+    codecs: tuple[int, ...] = ()
 
     def hello(self, target: WorkerAddress | None, links: int = 0) -> Hello:
         """For a handshake with `target`, or with whoever comes. `links`: how many links with this life of the peer there were before."""
@@ -40,5 +42,10 @@ class Self:
             incarnation=self.identity.incarnation,
             target=target,
             host_id=self.host_id,
-            capabilities={"window_bytes": self.config.cluster.collective.window_bytes, "shm": self.shared, "links": links},
+            capabilities={
+                "window_bytes": self.config.cluster.collective.window_bytes,
+                "shm": self.shared,
+                "links": links,
+                "codecs": list(self.codecs),
+            },
         )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from aiorlinf.link.loan import Held
     from aiorlinf.link.placement import Placement
+    from aiorlinf.link.source import Source
     from aiorlinf.wire.flat import Flat
     from aiorlinf.wire.leaves import Leaf
     from aiorlinf.work.base import AsyncWork
@@ -62,6 +63,8 @@ class Outgoing:
         withdrawn: cancelled, but a transfer that cannot be recalled still uses the memory.
         reply: the work finishes with the peer's answer.
         sender: the sending half that has it, None before that.
+        tried: for each leaf, whether a codec is tried on it; empty: on none; None: nobody has asked yet (`link.coded_way`).
+        source: where its bytes come from as they are compressed, None if they are not.
         on_over: called once with (the peer has it, that is certain), before the work ends; for those who send a message on.
     """
 
@@ -85,9 +88,11 @@ class Outgoing:
         "position",
         "reply",
         "sender",
+        "source",
         "state",
         "stream_bytes",
         "total",
+        "tried",
         "versions",
         "withdrawn",
         "work",
@@ -129,6 +134,8 @@ class Outgoing:
         self.held: Held | None = None
         self.moved: list[tuple[Any, Any]] = []
         self.sender: Any = None
+        self.tried: list[bool] | None = None
+        self.source: Source | None = None
         self.on_over: Callable[[bool, bool], None] | None = None
 
     @property

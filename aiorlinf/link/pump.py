@@ -8,45 +8,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from aiorlinf.link.outgoing import Outgoing, State
+from aiorlinf.link.source import Chunk, Source
 
 if TYPE_CHECKING:
     import asyncio
 
     from aiorlinf.link.connection import FrameWriter
 
-__all__ = ["Chunk", "Pump", "Source", "cut"]
+__all__ = ["Pump", "cut"]
 
 _CHUNKS_PER_TURN = 2
 _DRAIN_POLL_SECONDS = 0.0005
-
-Chunk = tuple[list[memoryview], int, int]
-"""The views of one chunk, their bytes together, and how many bytes of the payload they stand for."""
-
-
-class Source(Protocol):
-    """Where the bytes of a payload come from, in order.
-
-    Attributes:
-        lends: what was taken has to be given back: `sent` is called.
-    """
-
-    lends: bool
-
-    @property
-    def over(self) -> bool:
-        """Everything was taken."""
-
-    def take(self, limit: int) -> Chunk | None:
-        """The next bytes, at most `limit`, in views that stay unchanged. None: there are none now; `Pump.wake` tells when there are."""
-
-    def sent(self) -> None:
-        """The kernel has all that was taken so far."""
-
-    def drop(self) -> None:
-        """Nobody wants the rest. May be called again."""
 
 
 def cut(pieces: list[memoryview], limit: int) -> Iterator[tuple[list[memoryview], int]]:

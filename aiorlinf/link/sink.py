@@ -47,6 +47,11 @@ class Sink:
             self._index += 1
             self._offset = 0
 
+    @property
+    def stages(self) -> str | None:
+        """For people: what there is to do, where that is more than to receive, and in brackets what is being done."""
+        return None
+
     def redirect(self, views: Sequence[memoryview]) -> None:
         """Go on in other memory of the same sizes; what has been received is copied over."""
         fresh = [view for view in views if len(view)]

@@ -29,6 +29,7 @@ from aiorlinf.errors import (
     UsageError,
 )
 from aiorlinf.link.arbitrate import Answer, arbitrate
+from aiorlinf.link.coding import Coding
 from aiorlinf.link.departures import Departures, replace
 from aiorlinf.link.dial import Refused, ServerSide, dial, dial_unix
 from aiorlinf.link.emulation import Emulation
@@ -101,6 +102,7 @@ class LinkTable:
         self._passes_on = False
         self._emulation: Emulation | None = None
         self.pool = TensorBufferPool(CollectiveConfig().tensor_buffer_pool.max_bytes)
+        self.coding: Coding | None = None
         self._trimmer: Trimmer | None = None
         self._closed = False
         self._closing: dict[Link, asyncio.Future[None]] = {}
@@ -323,11 +325,13 @@ class LinkTable:
     # ---- accepting
 
     def share_memory(self, config: JobConfig) -> HostMemory:
-        """Set up shared memory with workers of this host, and the pool, as the job's configuration says."""
+        """Set up shared memory with workers of this host, the pool, and compression, as the job's configuration says."""
         collective = config.cluster.collective
         self.memory = HostMemory(self.home, collective.shared_memory, self._link_of, self.links)
         self.memory.keeper.wanted = self._passes_on
         self.pool.resize(collective.tensor_buffer_pool.max_bytes)
+        if collective.tensor_compression.enabled:
+            self.coding = Coding(self.home, collective.tensor_compression, self.pool)
         if collective.memory_allocator == "aggressive":
             self._trimmer = Trimmer(self.home, [self.pool, self.memory.arena])
             self.pool.on_idle = self.memory.arena.on_idle = self._trimmer.wake
@@ -436,6 +440,8 @@ class LinkTable:
             connection.abort()
             link.end(functools.partial(_again, error))
             return
+        if self.coding is not None:
+            self.coding.equip(link, hello)
         collective = me.config.cluster.collective
         limit = max(collective.max_manifest_bytes, collective.inline_max_bytes) + (1 << 16)
         if self._emulation is None or route is None:
@@ -558,6 +564,8 @@ class LinkTable:
         self._end_all(lambda: ClosedError("the worker was closed"))
         self._ended.clear()
         self._left_behind.clear()
+        if self.coding is not None:
+            self.coding.close()
         self.pool.close()
         if self._trimmer is not None:
             self._trimmer.close()

@@ -93,13 +93,15 @@ class Via(enum.IntEnum):
     STREAM = 0
     GLOO = 1
     SHM = 2
+    CODED = 3
 
 
 class Start(NamedTuple):
     """How the payload of one message travels.
 
     STREAM: all of it as chunks. GLOO: tensor leaves of at least `threshold` bytes through the pair of this `generation`, everything
-    else as chunks, in order. SHM: all of it in shared memory, at `place` (`link.shared.Placement`).
+    else as chunks, in order. SHM: all of it in shared memory, at `place` (`link.shared.Placement`). CODED: as chunks, some leaves
+    compressed; `place` says which (`codec.header`).
     """
 
     via: int
@@ -117,7 +119,7 @@ class Start(NamedTuple):
         if len(body) < _START.size:
             raise WireError(f"a START frame has {len(body)} bytes instead of {_START.size}")
         via, _, _, generation, threshold = _START.unpack_from(body)
-        if via not in (Via.STREAM, Via.GLOO, Via.SHM):
+        if via not in (Via.STREAM, Via.GLOO, Via.SHM, Via.CODED):
             raise WireError(f"unknown backend number {via} in a START frame")
         return cls(via, generation, threshold, body[_START.size :])
 

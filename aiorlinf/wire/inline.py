@@ -18,7 +18,7 @@ from aiorlinf.wire.leaves import Device, LeafSpec, known_spec, tensor_bytes, ten
 from aiorlinf.wire.manifest import HEAD, Limits, Manifest, encode_manifest, read_manifest
 from aiorlinf.wire.tree import assemble, flatten
 
-__all__ = ["MANIFEST_MAX", "decode_inline", "encode_inline", "is_plain", "pack_inline"]
+__all__ = ["MANIFEST_MAX", "decode_inline", "encode_inline", "inline_if_small", "is_plain", "pack_inline"]
 
 MANIFEST_MAX = 1024 * 1024
 """A message with a larger manifest is not inline, however small its payload."""
@@ -96,7 +96,11 @@ def encode_inline(obj: Any, limit: int, *, allow_pickle: bool = True) -> bytes |
         text = dumps(obj, 5)
         if len(text) < _SHORT:
             return HEAD.pack(_OBJECT, 0, 0, len(text), 0) + text
-    flat = flatten(obj, allow_pickle=allow_pickle)
+    return inline_if_small(flatten(obj, allow_pickle=allow_pickle), limit)
+
+
+def inline_if_small(flat: Flat, limit: int) -> bytes | Flat:
+    """The whole message of a flattened object as `encode_inline` gives it."""
     if not flat.leaves and not flat.flags and len(flat.skeleton) == 1:
         skeleton = flat.skeleton[0]
         return HEAD.pack(flat.kind, 0, 0, len(skeleton), 0) + skeleton

@@ -41,6 +41,7 @@ from aiorlinf.link.sink import DiscardSink, Sink
 from aiorlinf.link.ways import LaneWay, SharedWay
 from aiorlinf.wire.frames import MESSAGE_ID, Flag, FrameType
 from aiorlinf.work.base import AsyncWork
+from tests.link.planned_coding import CODECS, PlannedCoding
 from tests.link.planned_lane import LaneEnds, PlannedLane
 from tests.link.planned_memory import PlannedMemory
 from tests.link.shapes import INLINE, THRESHOLD, WINDOW, Shape, fills
@@ -183,7 +184,7 @@ class Model:
 
     Args:
         capacity: bytes that the kernel holds per direction.
-        ways: of each direction around the stream: "none", "lane" or "memory".
+        ways: of each direction around the stream: "none", "lane" or "memory"; or a codec, which is for both.
         required: the lanes must be used.
     """
 
@@ -209,6 +210,9 @@ class Model:
         ]
         join(self.loop, *self.sides, capacity=capacity)
         links = [side.link for side in self.sides]
+        self.codings = [PlannedCoding(self.home, way) if way in CODECS else None for way in ways]
+        for side, coding in zip(self.sides, self.codings, strict=True):
+            side.table.coding = None if coding is None else coding.coding
         self.memories = [
             PlannedMemory(self.home, links[index], links[1 - index]) if way == "memory" else None for index, way in enumerate(ways)
         ]
@@ -246,6 +250,9 @@ class Model:
         memory = self.memories[index]
         if memory is not None:
             side.link.sender.ways.append(SharedWay(side.link.sender, memory.out, THRESHOLD))
+        coding = self.codings[index]
+        if coding is not None:
+            coding.equip(side.link)
         side.link.pairs = LaneEnds(out, into)
         side.up(Watcher(self, index, side.link))
 
@@ -669,6 +676,8 @@ class Model:
         if not any(self.ended):
             for memory in self.memories:
                 assert memory is None or memory.unused()
+        for coding in self.codings:
+            assert coding is None or coding.unused()
 
     def free(self) -> None:
         """End everything that the run has made."""

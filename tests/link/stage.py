@@ -16,6 +16,7 @@ from aiorlinf.address import Identity, Incarnation, WorkerAddress
 from aiorlinf.collective.exchange import Exchange
 from aiorlinf.collective.inbox import Inbox
 from aiorlinf.config import CollectiveConfig
+from aiorlinf.link.coding import Coding
 from aiorlinf.link.connection import Connection, FrameHandler
 from aiorlinf.link.link import Link, LinkState
 from aiorlinf.link.mailbox import Wildcard
@@ -233,6 +234,7 @@ class FewLinks:
         self.home = home
         self.address = address
         self.memory = None
+        self.coding: Coding | None = None
         self.pool = None
         self.wildcards: dict[int, Wildcard] = {}
         self.inboxes: set[Inbox] = set()

@@ -17,7 +17,7 @@ import aiorlinf.link.connection
 import aiorlinf.link.delivery
 import aiorlinf.link.ways
 from tests.hypothesis_profiles import examples
-from tests.link import planned_lane, planned_memory
+from tests.link import planned_coding, planned_lane, planned_memory
 from tests.link.model import Model
 from tests.link.shapes import HEAVY, OBJECTS, TENSORS, Shape
 
@@ -33,6 +33,7 @@ def _small_limits() -> Iterator[None]:
         patch.setattr(aiorlinf.link.ways, "COPY_INLINE_BYTES", 1500)
         patch.setattr(aiorlinf.link.connection, "_BULK_READ_BYTES", 60)
         patch.setattr(aiorlinf.link.connection, "_SMALL_PIECE_BYTES", 50)
+        planned_coding.small_chunks(patch)
         patch.setattr(logging.getLogger("aiorlinf"), "disabled", True)
         patch.setattr(logging.getLogger("aiorlinf.link"), "disabled", True)
         gc.collect()
@@ -180,7 +181,26 @@ def test_any_run_of_two_links(
     ways: tuple[str, str],
     required: bool,
 ) -> None:
-    model = Model(capacity=capacity, chunk_bytes=chunk_bytes, ways=ways, required=required)
+    run(Model(capacity=capacity, chunk_bytes=chunk_bytes, ways=ways, required=required), steps, start_up, ending)
+
+
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    steps=st.one_of(much_of(*LARGE[:3]), much_of(*LARGE[:3], back=True), much_of(*LARGE, *TENSORS[:3])),
+    start_up=st.sampled_from([True, True, True, False]),
+    ending=st.none() | st.tuples(end, st.lists(calls | world, max_size=15)),
+    capacity=st.sampled_from([30, 100, 700, 1 << 30]),
+    chunk_bytes=st.sampled_from([40, 100, 256, 1000]),
+    codec=st.sampled_from(planned_coding.CODECS),
+)
+def test_any_run_of_two_links_that_compress(
+    steps: list[Step], start_up: bool, ending: tuple[Step, list[Step]] | None, capacity: int, chunk_bytes: int, codec: str
+) -> None:
+    run(Model(capacity=capacity, chunk_bytes=chunk_bytes, ways=(codec, codec), required=False), steps, start_up, ending)
+
+
+def run(model: Model, steps: list[Step], start_up: bool, ending: tuple[Step, list[Step]] | None) -> None:
+    """Play it, perhaps with an end of the link and what comes after that."""
     both_up: list[Step] = [("up", 0), ("up", 1)]
     try:
         play_to_the_end(model, [*(both_up if start_up else []), *steps, *([] if ending is None else [*both_up, ending[0], *ending[1]])])

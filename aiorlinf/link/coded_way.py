@@ -1,0 +1,101 @@
+"""Tensors through a codec, on the stream: the sending half.
+
+Everything of such a message travels over the stream, also leaves that go as they are, and also where Gloo carries large payloads: over
+sockets the stream is no slower than Gloo, and what is compressed is small. While the stream sends one chunk the next ones are compressed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from aiorlinf.codec.compressing import LeafCompressor
+from aiorlinf.codec.contexts import ContextSource
+from aiorlinf.codec.header import pack_tried
+from aiorlinf.codec.payload import PayloadCompressor
+from aiorlinf.link.outgoing import Outgoing
+from aiorlinf.wire.frames import Flag, Start, Via
+
+if TYPE_CHECKING:
+    from aiorlinf.codec.encoder import Encoder
+    from aiorlinf.codec.provider import CompressionProvider
+    from aiorlinf.codec.reasons import RawReason
+    from aiorlinf.codec.stats import CompressionStats
+    from aiorlinf.link.pump import Pump
+
+__all__ = ["CodedHost", "CodedWay"]
+
+
+class CodedHost(Protocol):
+    """What this way needs of the sending half."""
+
+    pump: Pump
+
+    def announce(self, out: Outgoing, start: Start) -> None: ...
+
+
+class CodedWay:
+    """See the module. Meets `link.ways.Way`.
+
+    Args:
+        stats: of the link.
+        against: why nothing is compressed for this peer, None if nothing speaks against it.
+    """
+
+    eager = False
+
+    def __init__(
+        self, host: CodedHost, provider: CompressionProvider, encoder: Encoder, stats: CompressionStats, against: RawReason | None
+    ) -> None:
+        self._host = host
+        self._provider = provider
+        self._encoder = encoder
+        self._stats = stats
+        self._against = against
+
+    def passes(self, out: Outgoing) -> None:
+        """The message goes another way; count why its tensors are not compressed."""
+        self.takes(out)
+
+    def takes(self, out: Outgoing) -> bool:
+        if out.flat is None or out.flags & Flag.TENSOR:
+            return False
+        if out.tried is None:  # asked more than once, and the reasons are to be counted once
+            reasons = self._provider.plan(out.flat, self._stats, against=self._against)
+            tried = [reason is None for reason in reasons]
+            out.tried = tried if any(tried) else []
+        return bool(out.tried)
+
+    def begin(self, out: Outgoing) -> None:
+        assert out.flat is not None
+        assert out.tried
+        provider, stats = self._provider, self._stats
+        use = provider.use
+
+        def make(src: memoryview, contexts: ContextSource) -> LeafCompressor:
+            return provider.leaf_compressor(src, use, contexts, stats)
+
+        leaves = [
+            (memoryview(b"") if leaf.raw is None else leaf.raw, tried) for leaf, tried in zip(out.flat.leaves, out.tried, strict=True)
+        ]
+        payload = PayloadCompressor(leaves, make)
+        pump, message_id = self._host.pump, out.message_id
+        payload.on_ready = lambda: pump.wake(message_id)
+        out.source = payload
+        self._host.announce(out, Start(Via.CODED, place=pack_tried(out.tried)))
+        pump.begin_source(out, payload)
+        self._encoder.add(payload, use.contexts)
+
+    def begin_at_once(self, out: Outgoing) -> bool:
+        return False
+
+    def again(self, out: Outgoing) -> bool:
+        return False  # it cannot be lost on its own
+
+    def revoke(self, out: Outgoing) -> bool:
+        return False
+
+    def accepted(self, message_id: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
