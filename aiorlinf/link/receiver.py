@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import orjson
 import torch
 
+from aiorlinf.codec.header import unpack_tried
 from aiorlinf.errors import AiorlinfError, ClosedError, Mismatch, RemoteError, UsageError, WireError
+from aiorlinf.link.coded_sink import CodedSink
 from aiorlinf.link.delivery import Delivery, about, undecodable_fact
 from aiorlinf.link.incoming import Content, Incoming, Receive, Whole
 from aiorlinf.link.mailbox import Mailbox
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from aiorlinf.codec.pool import TensorBufferPool
     from aiorlinf.config import CollectiveConfig
     from aiorlinf.link.connection import FrameWriter
+    from aiorlinf.link.link_coding import LinkCoding
     from aiorlinf.work.home import LoopHome
 
 __all__ = ["ReceiveLane", "Receiver"]
@@ -60,6 +63,7 @@ class Receiver:
 
     Attributes:
         lane, shared: the ways around the stream that this side has.
+        coding: what undoes a codec's work; None: the job does not compress.
         pool: memory of payloads; None: each has memory of its own.
         messages, payload_bytes: received so far.
         mismatches: messages refused because the receive expected something else.
@@ -75,6 +79,7 @@ class Receiver:
         self.remote = remote
         self.lane: ReceiveLane | None = None
         self.shared: SharedIn | None = None
+        self.coding: LinkCoding | None = None
         self.pool: TensorBufferPool | None = None
         self.messages = 0
         self.payload_bytes = 0
@@ -330,7 +335,6 @@ class Receiver:
         message = self.mailbox.take_whole(key) if key in self._flowing else None
         if message is None:
             return None
-        self.mailbox.first(key)
         self._consume(message.charged)
         receive = Receive(key)
         receive.receiver = self
@@ -424,6 +428,9 @@ class Receiver:
         if start.via == Via.SHM:
             self._start_shared(message, content, start)
             return
+        if start.via == Via.CODED:
+            self._start_coded(message, content, start)
+            return
         around = start.via == Via.GLOO
         if content.refused:
             if around:  # a started transfer must be taken off its lane, in order
@@ -464,6 +471,27 @@ class Receiver:
             self._check_complete(message, content)
 
         shared.place(content.sizes(), place, placed)
+
+    def _start_coded(self, message: Incoming, content: Content, start: Start) -> None:
+        """The payload comes over the stream, some leaves of it compressed."""
+        if self.coding is None or content.manifest is None:
+            raise WireError("a compressed payload, but this side does not compress" if self.coding is None else "a compressed send_tensor")
+        tried = unpack_tried(start.place, len(content.manifest.specs))
+        if content.refused:
+            return
+        if not content.tensors:
+            content.allocate(self.pool)
+        content.sink = self.coding.sink(self, message.message_id, list(zip(map(byte_view, content.tensors), tried, strict=True)))
+
+    def coded_wanted(self, sink: CodedSink) -> bool:
+        message = self.opened.get(sink.message_id)
+        content = None if message is None else message.content
+        return content is not None and content.sink is sink and not content.refused
+
+    def coded_settled(self, sink: CodedSink) -> None:
+        message = self.opened.get(sink.message_id)
+        if message is not None and message.content is not None and message.content.sink is sink:
+            self._check_complete(message, message.content)
 
     def _start_lane(self, message: Incoming, content: Content, start: Start) -> None:
         attempt = content.attempt
@@ -514,9 +542,19 @@ class Receiver:
             self._check_complete(message, content)
 
     def _check_complete(self, message: Incoming, content: Content) -> None:
-        if content.refused or not content.ended or content.lane_pending:
+        if not content.ended or content.lane_pending:
+            return
+        if content.refused:
+            self.opened.pop(message.message_id, None)  # it was refused after its trailer had come: nothing more will
             return
         sink = content.sink
+        if type(sink) is CodedSink:
+            sink.end()
+            if not sink.settled:
+                return
+            if sink.error is not None:
+                self._corrupt(message, sink.error)
+                return
         if sink is None or sink.done != sink.total:
             raise WireError(f"message {message.message_id} ends after {sink.done if sink else 0} bytes of {content.total}")
         message.complete = True
@@ -539,6 +577,13 @@ class Receiver:
                 self.relieve_lockout()
         else:
             self.accept(message)
+
+    def _corrupt(self, message: Incoming, error: AiorlinfError) -> None:
+        """What was compressed is not what was sent: an error on both sides, for this message only."""
+        del self.opened[message.message_id]
+        log.warning("%s: a message of %s arrived damaged: %s", self.local, self.remote, error)
+        self.refuse_reply(message, {"why": "corrupt", "message": f"the payload arrived damaged: {error.message}", "type": "WireError"})
+        self._spoil(message, error)
 
     def _withdrawn_whole(self, message_id: int) -> None:
         """The sender cancelled a message that is here already: it can be withdrawn until somebody takes it."""
@@ -594,10 +639,13 @@ class Receiver:
 
     def _void(self, message: Incoming, text: str) -> None:
         """The sender failed in the middle: the message is an error for whoever receives it."""
-        error = RemoteError(f"the sender failed: {text}")
+        message.want_reply = False
+        self._spoil(message, RemoteError(f"the sender failed: {text}"))
+
+    def _spoil(self, message: Incoming, error: AiorlinfError) -> None:
+        """The message becomes an error for whoever receives it."""
         self._unmatched_tensors.discard(message)
         self._relieve(message)
-        message.want_reply = False
         message.content = None
         message.error = error
         message.complete = True

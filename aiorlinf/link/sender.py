@@ -369,6 +369,9 @@ class Sender:
         """Let go of the caller's tensors, unless a way still uses them."""
         if not out.busy:
             out.flat = None
+        source, out.source = out.source, None
+        if source is not None:
+            source.drop()
 
     def idle(self) -> asyncio.Future[None]:
         """Done once everything sent so far is in the peer's hands, or has failed."""

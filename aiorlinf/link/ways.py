@@ -210,7 +210,11 @@ class LaneWay:
 
 
 class SharedWay:
-    """Whole payloads from `threshold` bytes on in shared memory."""
+    """Whole payloads from `threshold` bytes on in shared memory.
+
+    Attributes:
+        carries: told of each message that goes this way, once.
+    """
 
     eager = True
 
@@ -218,6 +222,7 @@ class SharedWay:
         self._host = host
         self._shared = shared
         self._threshold = threshold
+        self.carries: Callable[[Outgoing], None] = lambda out: None
         self._revoked: dict[int, Placement] = {}
 
     def takes(self, out: Outgoing) -> bool:
@@ -225,6 +230,7 @@ class SharedWay:
 
     def begin(self, out: Outgoing) -> None:
         assert out.flat is not None
+        self.carries(out)
         size = self._size(out)
         if not size:
             self._place(out, None)
@@ -238,12 +244,6 @@ class SharedWay:
             out.busy = False
             self._host.begin_stream(out)  # receivers hold everything; never wait for a garbage collection
 
-    def _size(self, out: Outgoing) -> int:
-        """Bytes that have to be copied, with the gaps between them."""
-        assert out.flat is not None
-        if out.held is not None and not out.held.free:
-            out.held = None  # somebody else has it, or it cannot be lent on
-        if out.held is not None:
     def begin_at_once(self, out: Outgoing) -> bool:
         # Memory that we have anyway: it grows for what the window admits only.
         size = self._size(out)
@@ -258,6 +258,12 @@ class SharedWay:
             self._fill(out, region)
         return True
 
+    def _size(self, out: Outgoing) -> int:
+        """Bytes that have to be copied, with the gaps between them."""
+        assert out.flat is not None
+        if out.held is not None and not out.held.free:
+            out.held = None  # somebody else has it, or it cannot be lent on
+        if out.held is not None:
             return 0
         return packed_size([leaf.nbytes for index, leaf in enumerate(out.flat.leaves) if index not in out.owned])
 

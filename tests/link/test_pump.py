@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from aiorlinf.config import CollectiveConfig
 from aiorlinf.errors import ClosedError
 from aiorlinf.link.outgoing import Outgoing, State
-from aiorlinf.link.pump import Chunk, Pump, cut
+from aiorlinf.link.pump import Pump, cut
+from aiorlinf.link.source import Chunk
 from aiorlinf.work.base import AsyncWork
 from tests.link.stage import Side, StepHome, StepLoop, join
 
@@ -50,13 +51,13 @@ class Writer:
     def send(self, data: bytes) -> None:
         raise AssertionError("the pump writes no frames")
 
-    def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int) -> None:
     def send_soon(self, data: bytes) -> None:
         self.send(data)
 
     def hold(self) -> None: ...
     def flush(self) -> None: ...
 
+    def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int) -> None:
         data = b"".join(pieces)
         assert len(data) == size
         self.chunks.append((message_id, data))
@@ -191,7 +192,7 @@ def test_a_payload_that_begins_anew_is_sent_whole_once_more(bench: Bench) -> Non
 
 
 class Spring:
-    """A payload that comes into being while it is sent: `fill` makes more of it. It meets `link.pump.Source`."""
+    """A payload that comes into being while it is sent: `fill` makes more of it. It meets `link.source.Source`."""
 
     lends = True
 
