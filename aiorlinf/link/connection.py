@@ -25,7 +25,7 @@ __all__ = ["Connection", "FrameHandler", "FrameWriter"]
 
 _STAGING_BYTES = 256 * 1024
 _BULK_READ_BYTES = 4096
-_READ_BYTES = 128 * 1024
+_READ_BYTES = 64 * 1024
 """Of a chunk at once. libuv reads up to 32 times before anything else runs, so this bounds how long the loop is held up."""
 _FLUSH_BYTES = 256 * 1024
 _HIGH_WATER_BYTES = 32 * 1024
