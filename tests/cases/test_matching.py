@@ -6,7 +6,6 @@ import asyncio
 import gc
 import itertools
 import os
-import threading
 import time
 from typing import Any
 
