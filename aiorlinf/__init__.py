@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aiorlinf.config import JobConfig, load_config
     from aiorlinf.launch.api import launch, launch_async
     from aiorlinf.link.link import LinkStats
+    from aiorlinf.manager.membership import Membership, MembershipEvent, Peer
     from aiorlinf.wire.plain import register_dataclass
     from aiorlinf.work.base import AsyncWork
     from aiorlinf.work.combine import wait_all, wait_first
@@ -32,6 +33,9 @@ __all__ = [
     "Incarnation",
     "JobConfig",
     "LinkStats",
+    "Membership",
+    "MembershipEvent",
+    "Peer",
     "Worker",
     "WorkerAddress",
     "WorkerStats",
@@ -55,6 +59,9 @@ _HOMES = {
     "Incarnation": "address",
     "JobConfig": "config",
     "LinkStats": "link.link",
+    "Membership": "manager.membership",
+    "MembershipEvent": "manager.membership",
+    "Peer": "manager.membership",
     "Worker": "worker",
     "WorkerAddress": "address",
     "WorkerStats": "worker",

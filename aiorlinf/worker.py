@@ -6,9 +6,9 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 
@@ -21,25 +21,33 @@ from aiorlinf.collective.collective import Collective
 from aiorlinf.collective.exchange import Exchange
 from aiorlinf.collective.inbox import Inbox
 from aiorlinf.config import JobConfig, load_config
-from aiorlinf.errors import AiorlinfError, ClosedError, DeclaredDead, UsageError
+from aiorlinf.errors import AiorlinfError, ClosedError, DeadlineExceeded, DeclaredDead, UsageError
 from aiorlinf.link.link import LinkStats
 from aiorlinf.link.me import Self
 from aiorlinf.link.table import LinkTable
 from aiorlinf.manager.embedded import EmbeddedManager, acquire_embedded
 from aiorlinf.manager.lifeline import Lifeline
-from aiorlinf.rendezvous.hosts import host_identity, interface_host, open_listener
+from aiorlinf.manager.membership import Membership, Peer, Question
+from aiorlinf.manager.mirror import News
+from aiorlinf.manager.protocol import WorkerRecord
+from aiorlinf.rendezvous.hosts import host_identity, host_labels, interface_host, open_listener, process_identity
 from aiorlinf.work.base import AsyncWork
+from aiorlinf.work.deadline import effective_deadline, expire
 from aiorlinf.work.home import LoopHome
 from aiorlinf.work.loop_thread import LoopThread
 from aiorlinf.work.steps import AsyncFuncWork
 
 if TYPE_CHECKING:
-    from aiorlinf.address import Incarnation
+    from aiorlinf.address import Identity, Incarnation
 
 __all__ = ["Worker", "WorkerStats", "init"]
 
 log = logging.getLogger("aiorlinf")
 
+_NEWS_SECONDS = 0.2
+"""After the end of a link: by then the manager has seen the end of a process, too."""
+
+R = TypeVar("R")
 ConfigSource = JobConfig | Mapping[str, Any] | str | os.PathLike[str] | None
 Backend = Literal["auto", "stream", "shm", "gloo"]
 
@@ -186,6 +194,7 @@ class Worker:
         self._manager: Lifeline | None = None
         self._self: Self | None = None
         self._closing: AsyncWork[None] | None = None
+        self._streams: set[Membership] = set()
         self._ready: asyncio.Future[tuple[Self, Lifeline]] = home.loop.create_future()
         self._started: AsyncWork[None] = AsyncWork(home, "init", abort=lambda _: None)
         config = settings.config or JobConfig()
@@ -210,7 +219,7 @@ class Worker:
             manager, token = self._embedded.address, self._embedded.token
         limits = None if settings.config is None else settings.config.cluster.network
         life = self._manager = Lifeline(self.home, self.address, manager, token, limits)
-        life.on_news = self._table.take_news
+        life.on_news = self._take_news
         life.on_dead = self._declared_dead
         host_id = host_identity()
         # Registering needs the port, and the configuration says where to listen: so the manager tells it before.
@@ -226,14 +235,15 @@ class Worker:
         memory = self._table.share_memory(config)
         unix = _unix_listener()
         try:
-            registration = await life.register(
-                port=listener.getsockname()[1],
-                host=network.advertise_host or (host if network.interface is not None else None),
-                devices=["cpu"],
-                labels=settings.labels,
-                host_id=host_id,
-                unix="" if unix is None else unix[0],
-            )
+            details: dict[str, Any] = {
+                "port": listener.getsockname()[1],
+                "devices": ["cpu"],
+                "labels": host_labels(settings.labels),
+                "host_id": host_id,
+                "unix": "" if unix is None else unix[0],
+            }
+            registration = await life.register(host=network.advertise_host or (host if network.interface is not None else None), **details)
+            record = WorkerRecord(*registration.identity, host=registration.host, pid=os.getpid(), process=process_identity(), **details)
             me = Self(
                 identity=registration.identity,
                 job=registration.job,
@@ -242,6 +252,7 @@ class Worker:
                 config=registration.config,
                 backend=settings.backend or registration.config.cluster.collective.backend,
                 expected=None if registration.expected is None else frozenset(registration.expected),
+                record=record.to_dict(),
                 shared=memory.hello(),
                 codecs=codecs,
             )
@@ -273,10 +284,17 @@ class Worker:
             self._started.exception()  # every operation reports it; nobody has to look here
         self._close()
 
+    def _take_news(self, news: News) -> None:
+        self._table.take_news(news)
+        for stream in list(self._streams) if news.certain else ():
+            stream.take(news)
+
     def _declared_dead(self, error: DeclaredDead) -> None:
         if self._closing is None:
             log.error("%s: %s", self.address, error.message)
             self._table.condemn(lambda: DeclaredDead(error.message, local=self.address, hint=error.hint))
+            for stream in list(self._streams):
+                stream.end(error)
 
     # ---- ways to use it
 
@@ -430,6 +448,76 @@ class Worker:
         self._exchange.check(tag)
         return Inbox(self._exchange, tag)
 
+    # ---- the others
+
+    def peers(self, timeout: float | None = None) -> AsyncWork[tuple[Peer, ...]]:
+        """The other workers that are there, in order of address. While the manager is away: those that we know and may still be there.
+
+        Raises:
+            DeadlineExceeded: the manager did not answer within `timeout` seconds.
+
+        Cancelling is harmless.
+        """
+        return self._ask("peers", self._list_peers, (), timeout, lambda: "the manager did not say who is there")
+
+    def wait_for(self, address: str, timeout: float | None = None) -> AsyncWork[Peer]:
+        """Wait until a worker is there, as long as it takes. If we have seen one of this address leave or die, it is the next one.
+
+        Args:
+            timeout: seconds, or None for no limit.
+
+        Raises:
+            DeadlineExceeded: it has not come within `timeout` seconds.
+            RendezvousError: the job has a closed set of workers, and this is none of them.
+
+        Cancelling is harmless.
+        """
+        peer = WorkerAddress(address)
+        return self._ask("wait_for", self._wait_for, (peer,), timeout, lambda: f"{peer} has not come")
+
+    def membership(self) -> Membership:
+        """News of all the others: ``async for event in comm.membership()``. See `Membership`."""
+        self._exchange.check(0)
+        return Membership(self.home, self.address, lambda: self._exchange.check(0), self._follow, self._streams.discard)
+
+    def _ask(
+        self,
+        operation: str,
+        ask: Callable[..., Coroutine[Any, Any, R]],
+        args: tuple[Any, ...],
+        timeout: float | None,
+        late: Callable[[], str],
+    ) -> AsyncWork[R]:
+        self._exchange.check(0)
+        work: Question[R] = Question(self.home, operation)
+
+        def too_late(elapsed: float) -> DeadlineExceeded:
+            text = f"{late()} within {elapsed:.3g} s"
+            return DeadlineExceeded(text, operation=operation, step=operation, local=self.address, elapsed=elapsed)
+
+        expire(work, effective_deadline(timeout), too_late)
+        self.home.call(work.begin, ask, *args)
+        return work
+
+    async def _list_peers(self) -> tuple[Peer, ...]:
+        _, life = await asyncio.shield(self._ready)
+        return tuple(Peer.of(record) for record in await life.workers() if record.address != self.address)
+
+    async def _wait_for(self, address: WorkerAddress) -> Peer:
+        _, life = await asyncio.shield(self._ready)
+        past, above = self._table.past(address)
+        record = await life.lookup(address, None, above)
+        if record.identity == past:
+            # Its connection to us has ended. If that was its death, the manager hears of it in a moment.
+            await asyncio.sleep(_NEWS_SECONDS)
+            record = await life.lookup(address, None, above)
+        return Peer.of(record)
+
+    async def _follow(self, stream: Membership) -> list[Identity]:
+        _, life = await asyncio.shield(self._ready)
+        self._streams.add(stream)
+        return await life.follow()
+
     # ---- memory
 
     def empty(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -534,6 +622,8 @@ class Worker:
     async def _run_close(self, timeout: float | None) -> None:
         self._starting.cancel()
         await asyncio.wait([self._starting])
+        for stream in list(self._streams):
+            stream.end(ClosedError("the worker was closed", local=self.address))
         if timeout is None:
             timeout = (self._self.config if self._self is not None else JobConfig()).cluster.network.close_timeout_s
         try:

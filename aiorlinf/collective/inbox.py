@@ -106,6 +106,7 @@ class Inbox:
             return
         if self._closed:
             raise ClosedError("the inbox was closed")
+        self._exchange.table.check_open()
         self._register()
         if not self._take_known(receive):
             self._waiting.append(receive)

@@ -26,7 +26,11 @@ __all__ = ["add_parser", "run"]
 _DESCRIPTION = """\
 Run the registry of one job: who lives where, the job's configuration, news of deaths. It runs until Ctrl-C or SIGTERM.
 
-The first line of the output is AIORLINF_MANAGER=host:port, for the environment of the workers; they need AIORLINF_TOKEN, too."""
+The first line of the output is AIORLINF_MANAGER=host:port, for the environment of the workers; they need AIORLINF_TOKEN, too.
+
+A job outlives its manager. Started again with the same --port, --job and token, the manager learns everything it needs, the configuration
+too, from the workers, which try to reach it all the time. With --job, workers that are new to the job are let in after the first three
+seconds, when those that live have come back."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -46,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--expect", metavar="WORKERS", help="all workers of the job, such as rollout=2,trainer=1: looking up any other fails at once"
     )
-    parser.add_argument("--job", help="the job's id (default: a random one)")
+    parser.add_argument("--job", help="the job's id, so that the manager can be started again (default: a random one)")
     parser.add_argument(
         "--token-file",
         metavar="FILE",
@@ -70,9 +74,9 @@ async def _serve(args: argparse.Namespace, token: bytes, recipe: str, expected: 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    config = load_config(args.config)
-    manager = ManagerService(config=config, token=token, job=args.job, expected=expected)
-    await manager.start(args.host or manager_host(config), args.port)
+    config = None if args.config is None else load_config(args.config)
+    manager = ManagerService(config=config, token=token, job=args.job, expected=expected, recover=args.job is not None)
+    await manager.start(args.host or manager_host(manager.config), args.port)
     try:
         print(f"AIORLINF_MANAGER={manager.address}", flush=True)
         join = f"AIORLINF_MANAGER={manager.address} {recipe} AIORLINF_ADDRESS=rollout:0 python script.py"

@@ -34,8 +34,8 @@ class Departures:
 
     def take(self, news: News) -> None:
         """The manager tells of another worker."""
-        identity, end, silent = news
-        if end is not None and end.reason == "lost":
+        identity, end, silent, certain = news
+        if certain and end is not None and end.reason == "lost":
             self._lost[identity.address] = (identity, end)
         link = self._links.get(identity.address)
         if link is None or link.identity is None:
@@ -47,8 +47,9 @@ class Departures:
             if end.reason == "left":
                 self._loop.call_later(_GOODBYE_SECONDS, link.end, lambda: PeerLeft(f"{identity} closed"))
             else:
+                what = "was declared lost" if certain else "is taken for lost"
                 pause = 0.0 if silent else _LAST_WORDS_SECONDS
-                self._loop.call_later(pause, link.end, lambda: PeerLost(f"{identity} was declared lost: {end.detail}"))
+                self._loop.call_later(pause, link.end, lambda: PeerLost(f"{identity} {what}: {end.detail}"))
 
     def met(self, identity: Identity) -> None:
         """There is a link with this life of a worker."""

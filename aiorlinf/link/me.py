@@ -18,6 +18,7 @@ class Self:
 
     Attributes:
         backend: wanted for large payloads: auto, stream, shm or gloo.
+        record: where we are, as the manager tells it (`manager.protocol.WorkerRecord`): a peer finds us again without the manager.
         codecs: numbers of the codecs that may arrive here, if the job compresses.
         shared: what a peer needs for shared memory with us, or why there is none (`link.host_memory`).
         expected: all workers of the job, if it has a closed set.
@@ -30,6 +31,7 @@ class Self:
     config: JobConfig
     backend: str
     expected: frozenset[str] | None = None
+    record: dict[str, Any] | None = None
     shared: dict[str, Any] = field(default_factory=dict)
     codecs: tuple[int, ...] = ()
 
@@ -46,6 +48,7 @@ class Self:
                 "window_bytes": self.config.cluster.collective.window_bytes,
                 "shm": self.shared,
                 "links": links,
+                "record": self.record,
                 "codecs": list(self.codecs),
             },
         )

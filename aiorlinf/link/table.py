@@ -27,6 +27,7 @@ from aiorlinf.errors import (
     PeerLost,
     RendezvousError,
     UsageError,
+    WireError,
 )
 from aiorlinf.link.arbitrate import Answer, arbitrate
 from aiorlinf.link.coding import Coding
@@ -131,6 +132,14 @@ class LinkTable:
             raise self._cause()
         if self._closed:
             raise ClosedError("the worker was closed", local=self.address)
+
+    def past(self, peer: WorkerAddress) -> tuple[Identity | None, int]:
+        """The life of this worker whose link has ended, if there is no newer one; and its number if it is over for certain, else 0."""
+        past = self._ended.get(peer)
+        if past is None:
+            return None, 0
+        over = isinstance(past.cause(), PeerLeft) or self._departures.refusal(past.identity) is not None
+        return past.identity, past.identity.incarnation if over else 0
 
     @property
     def by_address(self) -> Mapping[WorkerAddress, Link]:
@@ -452,7 +461,7 @@ class LinkTable:
             link.up(emulated, identity, window, address)
             connection.adopt(emulated, leftover, limit)
         if self._manager is not None:
-            self._manager.watch(identity)
+            self._manager.watch(identity, _record(hello, identity))
 
     def take_news(self, news: News) -> None:
         """The manager tells of another worker."""
@@ -587,6 +596,16 @@ class LinkTable:
         for side in list(self._unproven):
             side.abort()
         self._unproven.clear()
+
+
+def _record(hello: Hello, identity: Identity) -> WorkerRecord | None:
+    """Where the peer is, by its own words; None if it does not say."""
+    told = hello.capabilities.get("record")
+    try:
+        record = WorkerRecord.from_dict(told) if isinstance(told, dict) else None
+    except WireError:
+        return None
+    return record if record is not None and record.identity == identity else None
 
 
 def _internal(error: Exception) -> InternalError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from aiorlinf.address import Identity, WorkerAddress
@@ -149,11 +149,6 @@ class ManagerClient(ManagerSession):
         _check_arguments(message)
         answer = await self._request(message, None if timeout is None else timeout + _ANSWER_GRACE_S, withdraw=True)
         return _record(answer.get("worker"))
-
-    def look(self, address: str, use: Callable[[WorkerRecord], None]) -> None:
-        """As `lookup` without waiting: ``use`` is called with the record if there is one now. Returns at once."""
-        message = {"op": "lookup", "address": WorkerAddress(address), "timeout": 0.0, "above": 0}
-        self._ask_later(message, lambda answer: use(_record(answer.get("worker"))))
 
     async def workers(self, timeout: float = 10.0) -> list[WorkerRecord]:
         """All registered workers, in order of address. Raises RendezvousError when the manager is lost. Cancelling is harmless."""

@@ -191,7 +191,7 @@ class Directory:
         identity = Identity(request.address, request.life)
         end = self._lives.end_of(identity)
         if end is not None:
-            error = DeclaredDead(f"{identity} was given up: {end.detail}", local=str(identity.address))
+            error = DeclaredDead(f"{identity} was declared dead: {end.detail}", local=str(identity.address))
             return [Refuse(session, request.id, error)]
         out: list[Instruction] = []
         member = self._roster.get(identity.address)
@@ -243,7 +243,7 @@ class Directory:
         if session is not None:
             self._sessions[session].member = None
             if end.reason == "lost":
-                out += [Tell(session, {"event": "dead", "detail": end.detail}), Cut(session, f"{identity} was given up: {end.detail}")]
+                out += [Tell(session, {"event": "dead", "detail": end.detail}), Cut(session, f"{identity} was declared dead: {end.detail}")]
         return out + self._let_in(member)
 
     def _let_in(self, member: Member) -> list[Instruction]:

@@ -151,15 +151,16 @@ class Keeper:
                 pass
 
     def _give_up_neighbours(self, client: ManagerClient) -> None:
-        """Nothing was heard of the manager: nor then of the workers in its process, which nobody else could declare lost."""
+        """Nothing was heard of the manager, nor then of the workers in its process, which nobody could declare lost but itself.
+
+        It may be us who are cut off, so this ends our links with them, and not their lives.
+        """
         if client.process == process_identity():
             return
         limit = self.config.cluster.network.heartbeat_timeout_s
         end = End("lost", f"nothing was heard of its process for {limit:g} s, in which the manager is")
         for identity in self.mirror.beside(client.process):
-            news = self.mirror.give_up(identity, end, silent=True)
-            if news is not None:
-                self._owner.news(news)
+            self._owner.news(News(identity, end, silent=True, certain=False))
 
     async def _abandon(self, client: ManagerClient) -> None:
         self._finish(ClosedError("the event loop that the worker lives on was closed", local=self._worker))
@@ -229,20 +230,17 @@ class Keeper:
         if self._end is not None:
             return
         if event.get("event") == "dead":
-            self.die(str(event.get("detail"))[:1000])
+            who = self._worker if self.registration is None else self.registration.identity
+            self.die(f"{who} was declared dead: {str(event.get('detail'))[:1000]}")
             return
         news = self.mirror.take(event)
         if news is not None:
             self._owner.news(news)
 
-    def die(self, detail: str) -> None:
+    def die(self, message: str) -> None:
         """This worker was declared dead."""
-        who = self._worker if self.registration is None else self.registration.identity
-        error = DeclaredDead(
-            f"{who} was declared dead: {detail}",
-            local=self._worker,
-            hint="the others go on without it; close it, and call init() for a new life",
-        )
+        hint = "the others go on without it; close it, and call init() for a new life"
+        error = DeclaredDead(message, local=self._worker, hint=hint)
         self._finish(error)
         if self._client is not None:
             self._client.abort()
@@ -314,15 +312,14 @@ class Keeper:
             raise self._copy_of_end() if self.ended() else RendezvousError("the manager is away", local=self._worker, address=self._manager)
         return await client.book(budgets, nbytes, timeout)
 
-    def watch(self, identity: Identity) -> None:
-        """There is a link with this worker."""
+    def watch(self, identity: Identity, record: WorkerRecord | None) -> None:
+        """There is a link with this worker, which told where it is itself."""
         self.mirror.linked(identity)
+        if record is not None:
+            self.mirror.saw(record)
         client = self._client
-        if client is None or client.is_closed() or self._end is not None:
-            return
-        client.watch([identity])
-        if self.mirror.find(identity.address) is None:  # it came to us: to find it again we must know where it is
-            client.look(identity.address, self.mirror.saw)
+        if client is not None and not client.is_closed() and not self.ended():
+            client.watch([identity])
 
     async def _ask(self, ask: Callable[[ManagerClient], Awaitable[R]], timeout: float | None) -> R:
         return await self._ask_within(lambda client, _: ask(client), timeout, lambda: None, "this")

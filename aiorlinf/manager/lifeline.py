@@ -116,10 +116,10 @@ class Lifeline:
         """As `ManagerClient.book`. Raises RendezvousError at once while the manager is away."""
         return await self._there(self._keeper.book(budgets, nbytes, timeout))
 
-    def watch(self, identity: Identity) -> None:
-        """There is a link with this worker: hear of its end, and know where it was. Returns at once."""
+    def watch(self, identity: Identity, record: WorkerRecord | None) -> None:
+        """There is a link with this worker, which told where it is itself: hear of its end, and find it again. Returns at once."""
         if not self._released and os.getpid() == self._pid:
-            self._thread.loop.call_soon_threadsafe(self._keeper.watch, identity)
+            self._thread.loop.call_soon_threadsafe(self._keeper.watch, identity, record)
 
     async def _there(self, asking: Coroutine[Any, Any, R]) -> R:
         if os.getpid() != self._pid or self._released:

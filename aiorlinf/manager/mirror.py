@@ -20,11 +20,18 @@ __all__ = ["Mirror", "News"]
 
 
 class News(NamedTuple):
-    """A worker has joined, or its life has ended; `silent`: with its connection still open."""
+    """A worker has joined, or its life has ended.
+
+    Attributes:
+        end: how; None if it has joined.
+        silent: it ended with its connections still open.
+        certain: False if that is our own guess: then our link with it ends, and nobody else is told.
+    """
 
     identity: Identity
     end: End | None
     silent: bool = False
+    certain: bool = True
 
 
 class Mirror:

@@ -145,21 +145,6 @@ class ManagerSession:
             if withdraw and (answer.cancelled() or not answer.done()) and not self._connection.closing:
                 self._connection.send({"op": "forget", "id": number})
 
-    def _ask_later(self, message: dict[str, Any], use: Callable[[dict[str, Any]], None]) -> None:
-        """Ask without waiting; an answer that is an error is not used."""
-        self._check()
-        number = next(self._ids)
-        answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
-        self._pending[number] = answer
-
-        def done(future: asyncio.Future[dict[str, Any]]) -> None:
-            self._pending.pop(number, None)
-            if not future.cancelled() and future.exception() is None:
-                self._guard(use, future.result())
-
-        answer.add_done_callback(done)
-        self._connection.send({**message, "id": number})
-
     def take(self, message: dict[str, Any]) -> None:
         """A message of the manager. Raises WireError when it is malformed, which cuts the connection."""
         self.unanswered = 0

@@ -185,7 +185,7 @@ def test_who_wants_the_address_of_a_silent_worker_gets_it_when_that_is_lost() ->
     out = ticks(made, SILENT)
     assert out[:2] == [
         Tell(A, {"event": "dead", "detail": "nothing was heard of it for too long"}),
-        Cut(A, "a:0#1 was given up: nothing was heard of it for too long"),
+        Cut(A, "a:0#1 was declared dead: nothing was heard of it for too long"),
     ]
     answer = out[2]
     assert isinstance(answer, Reply)

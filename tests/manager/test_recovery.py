@@ -86,12 +86,12 @@ def test_silence_is_death_and_a_word_in_time_is_life() -> None:
     assert (told.session, told.event["reason"], told.event["silent"]) == (B, "lost", True)
     assert out[1:] == [
         Tell(A, {"event": "dead", "detail": "nothing was heard of it for too long"}),
-        Cut(A, "a:0#1 was given up: nothing was heard of it for too long"),
+        Cut(A, "a:0#1 was declared dead: nothing was heard of it for too long"),
     ]
     (refused,) = made.register(A, register("a:0", life=1))
     assert isinstance(refused, Refuse)
     assert isinstance(refused.error, DeclaredDead)
-    assert "a:0#1 was given up: nothing was heard of it" in str(refused.error)
+    assert "a:0#1 was declared dead: nothing was heard of it" in str(refused.error)
 
 
 @pytest.mark.parametrize(("broken", "patience"), [(False, CLOSED), (True, BROKEN)])
@@ -211,7 +211,7 @@ def test_who_was_declared_lost_is_told_so_by_whatever_manager_there_is() -> None
     made = make(A, B, recovering=RECOVERY)
     made.register(B, register("b:0", life=1))
     out = made.learn(Learn((Known(who("b:0"), End("lost", "it was frozen")),)))
-    assert out == [Tell(B, {"event": "dead", "detail": "it was frozen"}), Cut(B, "b:0#1 was given up: it was frozen")]
+    assert out == [Tell(B, {"event": "dead", "detail": "it was frozen"}), Cut(B, "b:0#1 was declared dead: it was frozen")]
     made.check()
     other = make(A, B, recovering=RECOVERY)
     other.learn(Learn((Known(who("b:0"), End("lost", "it was frozen")),)))
