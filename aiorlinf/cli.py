@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import math
 import os
 import platform
 import signal
@@ -102,7 +103,8 @@ def _yaml_lines(section: Mapping[str, Any], docs: Mapping[str, str], path: str) 
             yield from _yaml_lines(value, docs, f"{path}{key}.")
         else:
             yield f"{indent}# {docs[path + key]}"
-            yield f"{indent}{key}: {yaml.safe_dump(value, default_flow_style=True).removesuffix('...' + chr(10)).strip()}"
+            shown = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf)
+            yield f"{indent}{key}: {shown.removesuffix('...' + chr(10)).strip()}"
 
 
 def _version(package: str) -> str:

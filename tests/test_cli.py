@@ -70,3 +70,14 @@ def test_config_show_gives_what_can_be_loaded(tmp_path: Path, capsys: pytest.Cap
     )
     assert main(["config", "show", str(file)]) == 0
     assert config_to_dict(load_config(yaml.safe_load(capsys.readouterr().out))) == config_to_dict(load_config(file))
+
+
+@pytest.mark.parametrize("file", sorted((Path(__file__).parents[1] / "config").glob("*.yaml")), ids=lambda file: file.stem)
+def test_config_check_and_show_of_the_shipped_files(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file}: good\n"
+    assert main(["config", "show", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert load_config(yaml.safe_load(shown)) == load_config(file)
+    if file.stem == "emulated-datacentres":
+        assert "    crossdc_pairs: [{src: 'rollout:*', dst: 'trainer:*', delay_ms: 20.0}]\n" in shown

@@ -132,6 +132,27 @@ async def test_send_tensor_and_the_inbox_come_over_it_too(problems: list[dict[st
 
 
 @pytest.mark.asyncio
+async def test_bytes_are_charged_as_they_were_compressed(problems: list[dict[str, Any]]) -> None:
+    compression = {"tensor_compression": {"codec": "zstd"}}
+    async with workers("a:0", "b:0", bandwidth_groups=[NARROW], collective=compression) as (a, b):
+        await meet(a, b)
+        payload = torch.arange(60).repeat(100_000)  # 48 MB, which would take 24 s
+        begun = time.monotonic()
+        sent = a.send(payload, "b:0")
+        assert torch.equal(await b.recv("a:0", timeout=20), payload)
+        await sent
+        took = time.monotonic() - begun
+        (link,) = a.stats().links
+        assert link.compression is not None
+        assert link.compression["bytes_before"] == payload.nbytes
+        assert link.compression["bytes_after"] / 2e6 <= took < 12
+        random = torch.randint(0, 256, (MEGABYTE,), dtype=torch.uint8)
+        begun = time.monotonic()
+        await asyncio.gather(a.send(random, "b:0"), b.recv("a:0", timeout=20))
+        assert time.monotonic() - begun >= 0.45
+
+
+@pytest.mark.asyncio
 async def test_a_backend_that_must_be_used_cannot_be(problems: list[dict[str, Any]]) -> None:
     async with workers("a:0", "b:0", crossdc_pairs=[FAR], collective={"backend": "shm", "fallback": False}) as (a, b):
         with pytest.raises(BackendUnavailable, match="emulated"):
