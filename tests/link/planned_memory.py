@@ -8,10 +8,11 @@ from typing import Any
 
 from aiorlinf.backends.shm.arena import Arena
 from aiorlinf.link.link import Link
+from aiorlinf.link.loan import Keeper
 from aiorlinf.link.shared import SharedIn, SharedOut
 from aiorlinf.work.home import LoopHome
 
-__all__ = ["STEPS", "PlannedMemory"]
+__all__ = ["SEGMENT", "STEPS", "PlannedMemory"]
 
 STEPS = ("pass", "lose", "refuse")
 """What `PlannedMemory.step` can be told."""
@@ -20,14 +21,21 @@ SEGMENT = 1 << 16
 
 
 class PlannedMemory:
-    """One direction of a link. It is itself the writer of descriptors that `SharedOut` opens."""
+    """One direction of a link. It is itself the writer of descriptors that `SharedOut` opens.
 
-    def __init__(self, home: LoopHome, sender: Link, receiver: Link) -> None:
-        self.arena = Arena(home, 2 * SEGMENT, SEGMENT)
-        self.arena.on_drop = sender.forget_segment
+    Args:
+        arena: of the sender, if it sends over other links, too.
+        keeper: of the receiver, if it passes messages on.
+    """
+
+    def __init__(self, home: LoopHome, sender: Link, receiver: Link, *, arena: Arena | None = None, keeper: Keeper | None = None) -> None:
+        if arena is None:
+            arena = Arena(home, 2 * SEGMENT, SEGMENT)
+            arena.on_drop = sender.forget_segment
+        self.arena = arena
         writer: Any = self
         self.out = SharedOut(self.arena, lambda: writer, lambda reason: None)
-        self.incoming = SharedIn(home, receiver.release_shared)
+        self.incoming = SharedIn(home, receiver.release_shared, keeper)
         self._under_way: deque[tuple[int, int, int]] = deque()
         self._refusing = False
         sender.shared_out = self.out

@@ -268,6 +268,9 @@ class FewLinks:
     def all_links(self) -> list[Link]:
         return list(self._all.values())
 
+    def check_open(self) -> None:
+        """It is open to the end."""
+
     def pass_on(self) -> None:
         """There is no memory to hand over."""
 
