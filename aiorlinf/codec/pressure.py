@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["group_memory", "memory_is_short", "system_memory"]
+__all__ = ["group_memory", "installed_memory", "memory_is_short", "system_memory"]
 
 _SHORT = 0.05
 """Share of the memory that, still available, is too little."""
@@ -14,6 +14,12 @@ def memory_is_short(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgr
     """Less than a twentieth is available, of the system's memory or of what the control group may use. False where nothing tells."""
     known = [system_memory(proc), *group_memory(proc, groups)]
     return any(available < total * _SHORT for available, total in filter(None, known))
+
+
+def installed_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process could have if it were alone. A very large number where nothing tells."""
+    known = [system_memory(proc), *group_memory(proc, groups)]
+    return min([total for _, total in filter(None, known)], default=1 << 62)
 
 
 def system_memory(proc: Path) -> tuple[int, int] | None:

@@ -196,7 +196,7 @@ class CodedSink(Sink):
         """The payload is void."""
         if self.error is not None:
             return
-        self.error = error
+        self.error = error.with_traceback(None)  # its frames hold the memory of the payload, and the user may keep the error for long
         decompressor, self._decompressor = self._decompressor, None
         self._place = self._staging = memoryview(b"")
         self._direct = False

@@ -17,6 +17,7 @@ import orjson
 import torch
 
 from aiorlinf.codec.header import unpack_tried
+from aiorlinf.codec.pressure import installed_memory
 from aiorlinf.errors import AiorlinfError, ClosedError, Mismatch, RemoteError, UsageError, WireError
 from aiorlinf.link.coded_sink import CodedSink
 from aiorlinf.link.delivery import Delivery, about, undecodable_fact
@@ -49,6 +50,9 @@ log = logging.getLogger("aiorlinf.link")
 _REPORT_SECONDS = 0.005
 _FLOWING_LIMIT = 4096
 _OPENED_LIMIT = 1 << 16
+_MAX_TOTAL = (1 << 64) - 1
+_LARGE_BYTES = 1 << 30
+"""Only from this size on it is worth asking how much memory there is."""
 
 
 class ReceiveLane(Protocol):
@@ -101,7 +105,9 @@ class Receiver:
         """Take over the bounds on what a peer can make us allocate."""
         self.window.size = config.window_bytes
         self.allow_pickle = self.delivery.allow_pickle = config.allow_pickle
-        self._limits = Limits(max_manifest_bytes=config.max_manifest_bytes, max_message_bytes=config.max_message_bytes)
+        self._max_message_bytes = config.max_message_bytes
+        # What is too large is refused, for itself (`_too_large`); it is not malformed.
+        self._limits = Limits(max_manifest_bytes=config.max_manifest_bytes, max_message_bytes=_MAX_TOTAL)
 
     @property
     def identity(self) -> Identity | None:
@@ -209,8 +215,8 @@ class Receiver:
         message.content = self._describe(flags, bytes(body[OPEN_PREFIX.size :]), total)
         self.opened[message_id] = message
         receive = self.mailbox.waiting(key)
-        if total > self._limits.max_message_bytes:
-            text = f"a message of {total} bytes is over the receiver's max_message_bytes of {self._limits.max_message_bytes}"
+        text = self._too_large(total, message.is_tensor)
+        if text is not None:
             message.want_reply = True
             self._refuse(message, {"why": "too large", "message": text})
             if receive is not None:
@@ -219,6 +225,15 @@ class Receiver:
             self.match(receive, message)
         else:
             self._keep(message)
+
+    def _too_large(self, total: int, is_tensor: bool) -> str | None:
+        """Why a message of this size is refused before anything is allocated for it, None if it is not."""
+        if total > self._max_message_bytes:
+            return f"a message of {total} bytes is over the receiver's max_message_bytes of {self._max_message_bytes}"
+        # A tensor goes into memory that the receiver has.
+        if total > _LARGE_BYTES and not is_tensor and total > (installed := installed_memory()):
+            return f"a message of {total} bytes is larger than all memory that the receiver has, {installed} bytes"
+        return None
 
     def _describe(self, flags: int, head: bytes, total: int) -> Content:
         if flags & Flag.TENSOR:
@@ -440,11 +455,30 @@ class Receiver:
         receive = message.receive
         if receive is not None and receive.tensor_out is not None and not content.tensors:
             content.place_into(receive.tensor_out)
-        elif not content.tensors:
-            content.allocate(self.pool)
+        elif not content.tensors and not self._allocate(message, content):
+            return
         content.sink = Sink([byte_view(tensor) for tensor in content.split(start.threshold if around else None)[1]])
         if around:
             self._start_lane(message, content, start)
+
+    def _allocate(self, message: Incoming, content: Content) -> bool:
+        """Memory for the payload. False: there is none, and the message is refused."""
+        try:
+            content.allocate(self.pool)
+        except (RuntimeError, MemoryError) as error:  # torch raises the first, the pool's mappings the second
+            content.tensors = []
+            text = f"no memory for a message of {content.total} bytes"
+            receive, message.receive = message.receive, None
+            self._unmatched_tensors.discard(message)
+            self.mailbox.remove(message)
+            self._refuse(message, {"why": "too large", "message": text})
+            if receive is not None:
+                receive.message = None
+                failure = about(UsageError(text), receive)
+                failure.__cause__ = error
+                receive.fail(failure)
+            return False
+        return True
 
     def _start_shared(self, message: Incoming, content: Content, start: Start) -> None:
         """The payload is there already, in memory of the peer."""
@@ -479,8 +513,8 @@ class Receiver:
         tried = unpack_tried(start.place, len(content.manifest.specs))
         if content.refused:
             return
-        if not content.tensors:
-            content.allocate(self.pool)
+        if not content.tensors and not self._allocate(message, content):
+            return
         content.sink = self.coding.sink(self, message.message_id, list(zip(map(byte_view, content.tensors), tried, strict=True)))
 
     def coded_wanted(self, sink: CodedSink) -> bool:
@@ -581,7 +615,6 @@ class Receiver:
     def _corrupt(self, message: Incoming, error: AiorlinfError) -> None:
         """What was compressed is not what was sent: an error on both sides, for this message only."""
         del self.opened[message.message_id]
-        log.warning("%s: a message of %s arrived damaged: %s", self.local, self.remote, error)
         self.refuse_reply(message, {"why": "corrupt", "message": f"the payload arrived damaged: {error.message}", "type": "WireError"})
         self._spoil(message, error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aiorlinf.codec.pressure import group_memory, memory_is_short, system_memory
+from aiorlinf.codec.pressure import group_memory, installed_memory, memory_is_short, system_memory
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:           5 kB\nMemAvailable:   {available} kB\n\nHugePages_Total:    0\n"
 
@@ -26,6 +26,7 @@ def test_the_system(tmp_path: Path) -> None:
     proc = system(tmp_path / "proc", 300)
     assert system_memory(proc) == (300 * 1024, 1000 * 1024)
     assert not memory_is_short(proc, tmp_path)
+    assert installed_memory(proc, tmp_path) == 1000 * 1024
     assert memory_is_short(system(tmp_path / "proc", 49), tmp_path)
 
 
@@ -35,6 +36,7 @@ def test_groups_around_the_process(tmp_path: Path) -> None:
     group(groups / "job" / "worker", "max", 50)
     group(groups / "job", "1000", 980, spare=100)
     assert group_memory(proc, groups) == [(120, 1000)]
+    assert installed_memory(proc, groups) == 1000
     assert not memory_is_short(proc, groups)
     group(groups / "job", "1000", 980, spare=20)
     assert memory_is_short(proc, groups)
@@ -50,3 +52,7 @@ def test_nothing_to_read(tmp_path: Path) -> None:
 
 def test_this_system() -> None:
     assert memory_is_short() in (True, False)
+
+
+def test_where_nothing_tells_nothing_is_too_large(tmp_path: Path) -> None:
+    assert installed_memory(tmp_path, tmp_path) == 1 << 62
