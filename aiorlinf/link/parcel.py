@@ -44,8 +44,8 @@ class Parcel:
     Attributes:
         nbytes: payload and description.
         sender: whose message it was, None for one of `encode_parcel`.
-        uncertain: the last send failed or was cancelled when the peer may have had everything already. Who must not deliver twice has to
-            find out; who sends it on takes the risk that the peer saw the message, too, and even wrote to its memory before it was copied.
+        uncertain: a send failed or was cancelled when the peer may have had everything already. Who must not deliver twice has to find
+            out; who sends it on takes the risk that the peer saw the message, too, and even wrote to its memory before it was copied.
     """
 
     __slots__ = ("__weakref__", "_alone", "_body", "_head", "_held", "_manifest", "_memory", "_sends", "nbytes", "sender", "uncertain")
@@ -121,8 +121,8 @@ class Parcel:
         self._alone = False
         if delivered:
             self.close()
-        else:
-            self.uncertain = not certain
+        elif not certain:
+            self.uncertain = True
 
     # ---- looking into it after all
 
