@@ -79,16 +79,18 @@ class Emulation:
             self._home.spawn(self._ask(route, nbytes, done), f"bandwidth of {self._address}")
 
     async def _ask(self, route: Route, nbytes: int, done: Callable[[Booking], None]) -> None:
-        now = time.monotonic()
-        if now >= self._alone_until:
-            try:
-                booking = await self._manager.book(route.budgets, nbytes, _ANSWER_S)
-                self._warned = False
-                done(booking)
-                return
-            except AiorlinfError as error:
-                self._alone_until = time.monotonic() + _ALONE_S
-                if not self._warned:
-                    self._warned = True
-                    log.warning("%s keeps the clocks of emulated bandwidths itself until the manager answers: %s", self._address, error)
-        done(self._own.book(route.budgets, nbytes, time.monotonic()))
+        booking = await self._shared(route, nbytes) if time.monotonic() >= self._alone_until else None
+        done(booking or self._own.book(route.budgets, nbytes, time.monotonic()))
+
+    async def _shared(self, route: Route, nbytes: int) -> Booking | None:
+        """By the manager's clocks; None if it cannot be asked."""
+        try:
+            booking = await self._manager.book(route.budgets, nbytes, _ANSWER_S)
+        except AiorlinfError as error:
+            self._alone_until = time.monotonic() + _ALONE_S
+            if not self._warned:
+                self._warned = True
+                log.warning("%s keeps the clocks of emulated bandwidths itself until the manager answers: %s", self._address, error)
+            return None
+        self._warned = False
+        return booking
