@@ -1,0 +1,1 @@
+"""Who sends what to whom in a collective, as plain data. Pure: no sockets, no clock, nothing of torch."""
