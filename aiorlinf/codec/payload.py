@@ -108,8 +108,8 @@ class PayloadCompressor:
 
     def __init__(self, leaves: Sequence[tuple[memoryview, bool]], make: MakeCompressor, *, ahead: int = AHEAD_BYTES) -> None:
         self.dropped = False
-        self.on_ready: Callable[[], None] = lambda: None
-        self.on_room: Callable[[], None] = lambda: None
+        self.on_ready: Callable[[], None] = _nothing
+        self.on_room: Callable[[], None] = _nothing
         self._leaves = [_Leaf(src, tried) for src, tried in leaves]
         self._make = make
         self._limit = ahead
@@ -256,6 +256,11 @@ class PayloadCompressor:
         self._leaves = []
         self._next = self._emitted = 0
         self.on_ready()
+        self.on_ready = self.on_room = _nothing  # they refer back to it
+
+
+def _nothing() -> None:
+    """Nobody listens."""
 
 
 def _release(pieces: list[Piece]) -> None:

@@ -107,10 +107,15 @@ class Pump:
     def down(self) -> None:
         """The link has ended."""
         self._conn = None
+        sources = [payload.source for payload in (*self._active, *self._resting.values(), *self._draining)]
         self._active.clear()
         self._resting.clear()
         self._draining.clear()
-        self._lending.clear()  # whoever still has to write what was lent holds on to it
+        lending, self._lending = self._lending, []
+        for source in (*sources, *lending):
+            source.drop()
+        for source in lending:
+            source.sent()  # what still has to be written is held on to by its writer
 
     def begin(self, out: Outgoing, pieces: list[memoryview]) -> None:
         """Send a payload; begins anew if this message was under way already."""

@@ -30,4 +30,4 @@ class Source(Protocol):
         """The kernel has all that was taken so far."""
 
     def drop(self) -> None:
-        """Nobody wants the rest. May be called again."""
+        """Nobody wants the rest. May be called again. What was taken stays valid until `sent`, or as long as somebody holds on to it."""
