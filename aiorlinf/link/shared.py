@@ -25,6 +25,7 @@ import torch
 from aiorlinf.backends.shm.arena import Arena, Region
 from aiorlinf.backends.shm.descriptors import DescriptorReader, DescriptorWriter
 from aiorlinf.backends.shm.mapping import let_go
+from aiorlinf.backends.shm.private import private_view
 from aiorlinf.backends.shm.segment import Segment, open_segment
 from aiorlinf.errors import AiorlinfError, WireError
 from aiorlinf.link.loan import Held, Hold, Keeper, Loan
@@ -139,6 +140,12 @@ class SharedOut:
             if name in self._names.get(number, ())[-1:]:
                 self._stale.add(number)
         self._rest("the peer could not map a memory file")
+
+    def pass_again(self, placement: Placement) -> None:
+        """The peer has these segments, but not in the way that it needs for this message: pass them once more when they are lent next."""
+        for number, name in placement.names.items():
+            if name in self._names.get(number, ())[-1:]:
+                self._stale.add(number)
 
     def _rest(self, reason: str) -> None:
         """Use other backends for a while; for longer if the last try was not long ago."""
@@ -271,16 +278,20 @@ class _Placing:
 
     Attributes:
         packed: place of the leaves without an entry in `owned`, None if there are none.
+        private: others get the same memory.
         since: when it began to wait for its segments, None if it does not.
         late: it has waited for long and is given a last chance.
     """
 
-    __slots__ = ("late", "owned", "packed", "since", "sizes", "then")
+    __slots__ = ("late", "owned", "packed", "private", "since", "sizes", "then")
 
-    def __init__(self, sizes: Sequence[int], packed: Place | None, owned: dict[int, Place], then: Callable[[Views | None], None]) -> None:
+    def __init__(
+        self, sizes: Sequence[int], packed: Place | None, owned: dict[int, Place], private: bool, then: Callable[[Views | None], None]
+    ) -> None:
         self.sizes = sizes
         self.packed = packed
         self.owned = owned
+        self.private = private
         self.then = then
         self.since: float | None = None
         self.late = False
@@ -388,13 +399,17 @@ class SharedIn:
 
     # ---- messages
 
-    def place(self, sizes: Sequence[int], body: memoryview, then: Callable[[Views | None], None]) -> None:
+    def place(self, sizes: Sequence[int], body: memoryview, then: Callable[[Views | None], None], *, private: bool = False) -> None:
         """Views of the leaves, one-dimensional uint8, as soon as their segments are here; None if they cannot be had.
+
+        Args:
+            private: others are given the same memory; the views are private ones (`backends.shm.private`). They can only be had of
+                segments that came when the keeper kept them.
 
         Raises:
             WireError: the description is malformed or points outside its segment.
         """
-        self._try(_Placing(sizes, *decode_places(body, sizes), then))
+        self._try(_Placing(sizes, *decode_places(body, sizes), private, then))
 
     def _try(self, placing: _Placing) -> None:
         # No closure that refers to itself: it would keep the tensors until the next garbage collection.
@@ -406,7 +421,15 @@ class SharedIn:
                 self._wait(placing)
                 return
         placing.check(self._segments)
-        placing.then(self._views(placing))
+        if placing.private and any(self._segments[number].fd < 0 for number, _ in placing.places()):
+            self._give_up(placing, "")
+            return
+        try:
+            views = self._views(placing)
+        except OSError as error:
+            self._give_up(placing, f"it cannot be mapped privately: {error}")
+            return
+        placing.then(views)
 
     def _try_again(self) -> None:
         for _ in range(len(self._waiting)):
@@ -449,12 +472,13 @@ class SharedIn:
         owned = placing.owned
         sizes = [0 if index in owned else size for index, size in enumerate(placing.sizes)]
         *starts, packed_bytes = offsets(sizes)
-        root, packed = (None, None) if placing.packed is None else self._root(placing.packed, packed_bytes)
+        private = placing.private
+        root, packed = (None, None) if placing.packed is None else self._root(placing.packed, packed_bytes, private)
         loans: dict[int, Loan | None] = {}
         views = Views()
         for index, (start, size) in enumerate(zip(starts, sizes, strict=True)):
             if index in owned:
-                own, loans[index] = self._root(owned[index], placing.sizes[index])
+                own, loans[index] = self._root(owned[index], placing.sizes[index], private)
                 views.append(torch.from_numpy(own))
             elif size:
                 assert root is not None
@@ -466,16 +490,16 @@ class SharedIn:
             views.held = Held(packed, lendable)
         return views
 
-    def _root(self, place: Place, size: int) -> tuple[Any, Loan | None]:
+    def _root(self, place: Place, size: int, private: bool) -> tuple[Any, Loan | None]:
         """Part of a segment as an array that all views of it refer to, and what is needed to lend it on."""
         number, offset = place
         segment = self._segments[number]
-        root = segment.view(offset, size)
+        root = private_view(segment, offset, size) if private else segment.view(offset, size)
         hold = Hold(place, size)
         finalizer = weakref.finalize(root, self._releases.root_gone, hold)
         finalizer.atexit = False
         self._releases.held_bytes += size
-        return root, Loan(segment, root, hold) if segment.fd >= 0 else None
+        return root, Loan(segment, root, hold) if segment.fd >= 0 and not private else None
 
     def refuse(self, body: memoryview, sizes: Sequence[int]) -> None:
         """A message that nobody wants: give its regions back at once. Raises WireError as `place`."""
