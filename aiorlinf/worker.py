@@ -215,7 +215,12 @@ class Worker:
         manager = settings.manager
         token = settings.token
         if manager is None:
-            self._embedded = await self.home.submit(acquire_embedded, settings.config, token)
+            acquiring = self.home.submit(acquire_embedded, settings.config, token)
+            try:
+                self._embedded = await asyncio.shield(acquiring)
+            except asyncio.CancelledError:
+                self._embedded = await acquiring  # it cannot be recalled; closing gives it back
+                raise
             manager, token = self._embedded.address, self._embedded.token
         limits = None if settings.config is None else settings.config.cluster.network
         life = self._manager = Lifeline(self.home, self.address, manager, token, limits)

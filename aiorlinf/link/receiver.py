@@ -538,6 +538,9 @@ class Receiver:
                 self.reply(FrameType.AGAIN, message.message_id)
                 return
             content.lane_pending = False
+            if content.borrowed:
+                content.borrowed = False
+                self._own(content)
             self._check_complete(message, content)
 
         lane = self.lane
@@ -599,11 +602,6 @@ class Receiver:
         if receive is not None:
             self._deliver(receive, message)
         elif message.is_tensor:
-            if content.borrowed:
-                content.borrowed = False
-                fresh = fresh_bytes(content.total, self.pool)
-                copy_bytes(fresh, content.tensors[0])
-                content.tensors = [fresh]
             if content.relief:
                 self._unmatched_tensors.discard(message)
                 self.accept(message, Flag.RELIEVED)
@@ -709,10 +707,18 @@ class Receiver:
             if content.lane_pending:
                 # The transfer cannot be recalled: it goes on into the caller's memory, and is copied from there at its end.
                 content.borrowed = True
-            elif content.sink is not None:
+            elif content.sink is not None and content.sink.total:
                 fresh = fresh_bytes(content.total, self.pool)
                 content.sink.redirect([byte_view(fresh)])
                 content.tensors = [fresh]
+            elif content.tensors:
+                self._own(content)  # a lane has delivered it, and the trailer has not come yet
+
+    def _own(self, content: Content) -> None:
+        """Copy what a lane has written to a caller's memory, at once: from now on he may write to it himself."""
+        fresh = fresh_bytes(content.total, self.pool)
+        copy_bytes(fresh, content.tensors[0])
+        content.tensors = [fresh]
 
     def give_back(self, receive: Receive, value: Any) -> None:
         """The caller was cancelled between delivery and taking the value: the message goes back to its place."""

@@ -175,6 +175,7 @@ class FollowingWork(AsyncWork[R], Entry):
         if future.cancelled():
             if not self._state:
                 self._source = None
+                self._let_go()
                 self._settle(CANCELLED, None)
         elif (error := future.exception()) is not None:
             self._call_failed(error)

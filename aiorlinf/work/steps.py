@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,9 +26,11 @@ class AsyncFuncWork(FollowingWork[R]):
     end and may take its time over it; the work is cancelled at once, and an error of the coroutine after that is logged.
     """
 
-    __slots__ = ("_args", "_func", "_kwargs", "_threaded")
+    __slots__ = ("_args", "_func", "_kwargs", "_threaded", "_unbegun")
 
     _func: Callable[..., Any] | None  # None once it was called
+    _unbegun: tuple[AsyncWork[Any], Coroutine[Any, Any, Any]] | None
+    """The work whose value a coroutine was made with, and the coroutine, until its first line runs: before that the value can go back."""
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class AsyncFuncWork(FollowingWork[R]):
         self._args = args
         self._kwargs = kwargs
         self._threaded = threaded
+        self._unbegun = None
         self._source = source
         if source is not None:
             self._deadline = source._deadline
@@ -74,14 +78,18 @@ class AsyncFuncWork(FollowingWork[R]):
         func, args, kwargs = self._take_call()
         if func is None or not isinstance(source, AsyncWork):
             return
-        source._claims -= 1
         self._queued = False
         if source._state == DONE:
-            source._give_back = None
             args = (source._value, *args)
+            if source._give_back is not None:
+                self._run(func, args, kwargs, source)
+                return
+            source._claims -= 1
             del source
             self._run(func, args, kwargs)
-        elif source._state == FAILED:
+            return
+        source._claims -= 1
+        if source._state == FAILED:
             self._settle(FAILED, source._value)
         else:
             self._settle(CANCELLED, None)
@@ -92,25 +100,53 @@ class AsyncFuncWork(FollowingWork[R]):
         self._func, self._args, self._kwargs = None, (), {}
         return func, args, kwargs
 
-    def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], source: AsyncWork[Any] | None = None) -> None:
+        """Call the function. `source` is a work whose value goes back there unless something begins with it."""
         context = self._context
         if self._deadline.bounded:
             context.run(current_deadline.set, self._deadline)
         if self._threaded:
+            _take(source)
             self._call_in_thread(partial(context.run, func, *args, **kwargs))
             return
         try:
             value = context.run(func, *args, **kwargs)
         except (KeyboardInterrupt, SystemExit) as error:
+            _take(source)
             self._fail(_without_our_frame(error))
             raise
         except BaseException as error:  # whatever the function raises is the outcome of this step
+            _take(source)
             self._fail(_without_our_frame(error))
         else:
+            if source is not None and not self._state and asyncio.iscoroutine(value):
+                self._unbegun = (source, value)
+                value = self._begin(value)
+            else:
+                _take(source)
+            del source
             self._follow(value)
+
+    async def _begin(self, coro: Coroutine[Any, Any, R]) -> R:
+        if self._unbegun is not None:
+            _take(self._unbegun[0])
+            self._unbegun = None
+        return await coro
 
     def _let_go(self) -> None:
         self._take_call()
+        unbegun, self._unbegun = self._unbegun, None
+        if unbegun is not None:
+            source, coro = unbegun
+            coro.close()
+            source._unclaim()
+
+
+def _take(source: AsyncWork[Any] | None) -> None:
+    """A step has begun with the value of this work, to which it has a claim: it cannot go back any more."""
+    if source is not None:
+        source._claims -= 1
+        source._give_back = None
 
 
 def _name_of(func: Callable[..., Any]) -> str:
