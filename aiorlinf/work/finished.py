@@ -20,8 +20,11 @@ def _made_here() -> None:
 
 
 class FinishedWork(AsyncWork[None]):
-    """Done with None, with nothing to tell. Everything but its home is the same for all of them, so it lies in the class; what is changed later, a then-step
-    attached, say, goes into the instance."""
+    """Done with None, with nothing to tell.
+
+    Everything but its home is the same for all of them, so it lies in the class; what is changed later, a then-step attached, say, goes
+    into the instance.
+    """
 
     __slots__ = ("__dict__",)
 
