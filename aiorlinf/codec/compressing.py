@@ -16,7 +16,7 @@ from typing import Any
 from aiorlinf.codec.base import Codec, Context
 from aiorlinf.codec.contexts import ContextSource
 from aiorlinf.codec.header import LEAF_HEADER, MAX_CHUNK, MIN_CHUNK, RECORD_HEADER, LeafHeader, pack_record
-from aiorlinf.codec.memory import BufferLease, BufferSource, byte_view, writable_view
+from aiorlinf.codec.memory import BufferLease, BufferSource, byte_view
 from aiorlinf.codec.reasons import RawReason
 from aiorlinf.codec.sampling import SAMPLE, SAMPLED_FROM, looks_random
 from aiorlinf.codec.stats import CompressionStats
@@ -99,7 +99,7 @@ class ChunkJob:
         self._limit = limit
         self._context = context
         self._lease = lease
-        self._target: memoryview | None = None if lease is None else writable_view(lease.tensor)
+        self._target: memoryview | None = None if lease is None else lease.view
         self._look = look  # the whole leaf, to be sampled first
         self._alone = alone
         self._reason = reason

@@ -239,8 +239,7 @@ class Decompressor:
             self._expect(_Stage.BODY, self._dst[start:end])
             return
         self._lease = self._buffers.acquire(size) if size >= _POOLED_FROM else None
-        memory: Memory = bytearray(size) if self._lease is None else self._lease.tensor
-        self._expect(_Stage.BODY, writable_view(memory)[:size])
+        self._expect(_Stage.BODY, memoryview(bytearray(size)) if self._lease is None else self._lease.view[:size])
 
     def _take_body(self) -> Record:
         header, start, end = self._span()

@@ -19,8 +19,8 @@ class BufferLease(Protocol):
     """Memory on loan. It goes back with `release`, at the earliest when the last view of it is gone."""
 
     @property
-    def tensor(self) -> torch.Tensor:
-        """One-dimensional, uint8, contiguous, in CPU memory."""
+    def view(self) -> memoryview:
+        """All of it, writable."""
 
     def release(self, *, keep: bool = True) -> None:
         """Let go; `keep` False: it is not worth keeping for the next one."""
@@ -44,7 +44,7 @@ def byte_view(memory: Memory) -> memoryview:
     elif isinstance(memory, (bytes, bytearray)):
         view = memoryview(memory)
     else:
-        array: Any = memory.detach().numpy()
+        array: Any = (memory.detach() if memory.requires_grad else memory).numpy()
         view = memoryview(array)
     if view.ndim == 1 and view.format == "B" and view.contiguous:
         return view

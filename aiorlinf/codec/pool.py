@@ -54,25 +54,32 @@ class BufferPoolStats:
 
 
 class Lease:
-    """Memory from a pool. It ends with the last view of `tensor`; this handle is one of them.
+    """Memory from a pool. It ends with the last view of `tensor` or `view`; this handle is one of them.
 
     Attributes:
         nbytes: size.
     """
 
-    __slots__ = ("_buffer", "_tensor", "nbytes")
+    __slots__ = ("_buffer", "_root", "nbytes")
 
-    def __init__(self, buffer: Buffer, tensor: torch.Tensor) -> None:
-        self.nbytes = tensor.numel()
+    def __init__(self, buffer: Buffer, root: Any) -> None:
+        self.nbytes: int = root.nbytes
         self._buffer: Buffer | None = buffer
-        self._tensor: torch.Tensor | None = tensor
+        self._root = root  # what everything made from it refers to
 
     @property
     def tensor(self) -> torch.Tensor:
         """One-dimensional uint8 of exactly `nbytes` elements, uninitialised. Raises RuntimeError after `release`."""
-        if self._tensor is None:
+        if self._root is None:
             raise RuntimeError("the lease was released")
-        return self._tensor
+        return torch.from_numpy(self._root)
+
+    @property
+    def view(self) -> memoryview:
+        """The same memory for those who need no tensor, which costs ten times as much to make. Raises RuntimeError after `release`."""
+        if self._root is None:
+            raise RuntimeError("the lease was released")
+        return memoryview(self._root)
 
     def release(self, *, keep: bool = True) -> None:
         """Let go: the buffer is idle at once, unless somebody else still has a view; then it is when that one goes. Any thread.
@@ -83,7 +90,7 @@ class Lease:
         buffer, self._buffer = self._buffer, None
         if buffer is not None and not keep:
             buffer.keep = False
-        self._tensor = None
+        self._root = None
 
     def __enter__(self) -> Lease:
         return self
@@ -129,7 +136,7 @@ class TensorBufferPool:
         root = made.root(nbytes)
         finalizer = weakref.finalize(root, _came_back, weakref.ref(self), made)
         finalizer.atexit = False
-        return Lease(made, torch.from_numpy(root))
+        return Lease(made, root)
 
     def _make(self, capacity: int) -> Buffer | None:
         try:
