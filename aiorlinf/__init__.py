@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from aiorlinf.link.link import LinkStats
     from aiorlinf.manager.membership import Membership, MembershipEvent, Peer
     from aiorlinf.wire.plain import register_dataclass
+    from aiorlinf.link.diagnosis import dump_all, dump_on_signal
     from aiorlinf.work.base import AsyncWork
+    from aiorlinf.link.pending import PendingOperation
     from aiorlinf.work.combine import wait_all, wait_first
     from aiorlinf.worker import Worker, WorkerStats, init
 
@@ -42,9 +44,12 @@ __all__ = [
     "errors",
     "init",
     "launch",
+    "PendingOperation",
     "launch_async",
     "load_config",
     "register_dataclass",
+    "dump_all",
+    "dump_on_signal",
     "wait_all",
     "wait_first",
 ]
@@ -71,9 +76,12 @@ _HOMES = {
     "launch_async": "launch.api",
     "load_config": "config",
     "register_dataclass": "wire.plain",
+    "PendingOperation": "link.pending",
     "wait_all": "work.combine",
     "wait_first": "work.combine",
 }
+    "dump_all": "link.diagnosis",
+    "dump_on_signal": "link.diagnosis",
 
 
 if not TYPE_CHECKING:  # a type checker would take it to mean that any name is there

@@ -27,8 +27,10 @@ from aiorlinf.link.me import Self
 from aiorlinf.link.table import LinkTable
 from aiorlinf.manager.embedded import EmbeddedManager, acquire_embedded
 from aiorlinf.manager.lifeline import Lifeline
+from aiorlinf.link import diagnosis
 from aiorlinf.manager.membership import Membership, Peer, Question
 from aiorlinf.manager.mirror import News
+from aiorlinf.link.pending import PendingOperation
 from aiorlinf.manager.protocol import WorkerRecord
 from aiorlinf.rendezvous.hosts import host_identity, host_labels, interface_host, open_listener, process_identity
 from aiorlinf.work.base import AsyncWork
@@ -196,6 +198,7 @@ class Worker:
         self._closing: AsyncWork[None] | None = None
         self._streams: set[Membership] = set()
         self._ready: asyncio.Future[tuple[Self, Lifeline]] = home.loop.create_future()
+        diagnosis.register(self)
         self._started: AsyncWork[None] = AsyncWork(home, "init", abort=lambda _: None)
         config = settings.config or JobConfig()
         self._table = LinkTable(home, settings.address, self._ready)
@@ -675,3 +678,14 @@ def _wrap(error: BaseException) -> AiorlinfError:
     wrapped = AiorlinfError(f"joining failed: {type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped
+    def pending(self) -> list[PendingOperation]:
+        """Every operation that is not over: sends and receives per link, then calls of inboxes. Does not wait; best on the worker's loop."""
+        return diagnosis.pending(self._table)
+
+    def dump(self) -> str:
+        """For people: links, what is pending on each, since when and begun where, and what the loop is busy with if it is blocked.
+
+        Does not wait, so it can be called from any thread, a debugger or a signal handler; see `aiorlinf.dump_on_signal`.
+        """
+        return diagnosis.describe(str(self._self.identity if self._self is not None else self.address), self._table, self.home)
+

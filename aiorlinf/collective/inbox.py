@@ -12,6 +12,7 @@ from aiorlinf.collective.exchange import cancel_receive
 from aiorlinf.errors import AiorlinfError, ClosedError, PeerError, UsageError
 from aiorlinf.link.incoming import Incoming, ParcelReceive, Receive
 from aiorlinf.link.mailbox import Mailbox
+from aiorlinf.link.pending import PendingOperation, pending_receive
 from aiorlinf.wire.frames import stream_key
 from aiorlinf.work.base import AsyncWork
 
@@ -100,6 +101,10 @@ class Inbox:
                 pass
 
     # ---- home thread
+
+    def pending(self) -> list[PendingOperation]:
+        """Calls that wait, for diagnosis."""
+        return [pending_receive(receive, None, "waits for a message") for receive in list(self._waiting) if not receive.cancelled]
 
     def _post(self, receive: Receive) -> None:
         if receive.cancelled:

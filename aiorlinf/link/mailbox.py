@@ -194,6 +194,10 @@ class Mailbox:
         stream = self._streams.get(key)
         return stream is not None and any(not receive.cancelled for receive in stream.posted)
 
+    def posted(self) -> list[Receive]:
+        """Receives that wait, stream by stream, for diagnosis."""
+        return [receive for stream in list(self._streams.values()) for receive in list(stream.posted) if not receive.cancelled]
+
     def posted_keys(self) -> list[int]:
         """Streams on which somebody waits, for diagnosis."""
         return [key for key, stream in self._streams.items() if any(not receive.cancelled for receive in stream.posted)]

@@ -423,6 +423,11 @@ class Sender:
         """A `send_tensor` of ours may be waiting for its `recv_tensor`."""
         return self._tensors > 0
 
+    @property
+    def connected(self) -> bool:
+        """The link is up."""
+        return self._conn is not None
+
     def unfinished(self) -> list[Outgoing]:
         """Messages that are not yet in the peer's hands, oldest first."""
         backlog = [out for out in self._backlog if out.state == State.QUEUED]
