@@ -1,0 +1,146 @@
+"""What a worker is waiting for, as text: on demand, or when a signal comes.
+
+Read from a signal handler, the state may belong to a loop that is in the middle of something, or that is blocked for good: that is when
+one wants to see it. Nothing here waits, and nothing is changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import traceback
+import weakref
+from typing import TYPE_CHECKING, TextIO
+
+from aiorlinf.errors import UsageError
+from aiorlinf.link.link import Link, LinkState
+from aiorlinf.link.pending import PendingOperation, pending_on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from aiorlinf.link.table import LinkTable
+    from aiorlinf.work.home import LoopHome
+
+__all__ = ["describe", "dump_all", "dump_on_signal", "pending", "register"]
+
+_TRIES = 5
+
+_reporters: weakref.WeakSet[object] = weakref.WeakSet()
+"""Workers that are alive; each has a `dump` method."""
+
+
+def register(worker: object) -> None:
+    """Let `dump_all` find a worker as long as it lives."""
+    _reporters.add(worker)
+
+
+def pending(table: LinkTable) -> list[PendingOperation]:
+    """Every operation of a worker that is not over."""
+    found: list[PendingOperation] = []
+    for link in table.links():
+        found.extend(pending_on(link))
+    for inbox in list(table.inboxes):
+        found.extend(inbox.pending())
+    return found
+
+
+def describe(name: str, table: LinkTable, home: LoopHome) -> str:
+    """A few lines about a worker, its links and what is pending on each."""
+    return "\n".join(_lines(name, table, home))
+
+
+def _lines(name: str, table: LinkTable, home: LoopHome) -> Iterator[str]:
+    yield f"{name}: {len(table.links())} links, {len(pending(table))} operations pending"
+    for link in table.links():
+        yield f"  {_link(link)}"
+        for operation in pending_on(link):
+            yield f"    {operation}"
+    for inbox in list(table.inboxes):
+        for operation in inbox.pending():
+            yield f"  {operation}"
+    where = _busy_at(home)
+    if where:
+        yield "  its loop is running:"
+        yield from (f"    {line}" for line in where)
+
+
+def _link(link: Link) -> str:
+    text = f"link to {link.identity or link.remote}: {link.state.value}"
+    if link.state is LinkState.UP:
+        text += f" over {link.address}, large payloads over {link.backend}"
+    if link.missing:
+        text += ", the manager does not know it (yet)"
+    unread = len(link.mailbox)
+    if unread:
+        tags = sorted({message.key & 0xFFFFFFFF for message in link.mailbox.all_queued()})
+        text += f", {unread} unread messages (tags {', '.join(map(str, tags[:8]))}{', …' if len(tags) > 8 else ''})"
+    return text
+
+
+def _busy_at(home: LoopHome) -> list[str]:
+    """Where the thread of a loop is, if that is not in the loop itself waiting for something to do, nor here."""
+    frame = sys._current_frames().get(home.thread_id)
+    stack = traceback.extract_stack(frame) if frame is not None else []
+    inner = [entry for entry in stack if entry.filename != __file__]
+    if not inner or inner[-1].name in ("select", "run_forever", "_run_once", "run_until_complete", "run"):
+        return []
+    return [f"{entry.filename}:{entry.lineno} in {entry.name}" for entry in inner[-6:]]
+
+
+def dump_all(file: TextIO | None = None) -> None:
+    """Print what every worker of this process is waiting for, to stderr by default. Any thread; also for use in a debugger."""
+    file = sys.stderr if file is None else file
+    for reporter in list(_reporters):
+        dump: Callable[[], str] = reporter.dump  # type: ignore[attr-defined]
+        for left in reversed(range(_TRIES)):
+            try:
+                print(dump(), file=file, flush=True)
+                break
+            except RuntimeError:  # something changed while it was looked at from another thread
+                if not left:
+                    raise
+    for task in _tasks():
+        print(f"  {task}", file=file, flush=True)
+
+
+def _tasks() -> list[str]:
+    """The tasks of the loop that runs in this thread."""
+    try:
+        tasks = asyncio.all_tasks(asyncio.get_running_loop())
+    except RuntimeError:
+        return []
+    found = []
+    for task in tasks:
+        stack = task.get_stack(limit=1)
+        where = f" at {stack[-1].f_code.co_filename}:{stack[-1].f_lineno}" if stack else ""
+        found.append(f"task {task.get_name()}{where}")
+    return sorted(found)
+
+
+def dump_on_signal(signum: int = signal.SIGUSR1, file: TextIO | None = None) -> None:
+    """Let a signal print what every worker of this process is waiting for: ``kill -USR1 PID`` on a program that seems stuck.
+
+    It works also while a loop is blocked, as long as the main thread runs Python code at all (`faulthandler.register` shows the rest).
+    A handler that was there before is called afterwards.
+
+    Args:
+        signum: the signal.
+        file: where to; stderr of the moment by default.
+
+    Raises:
+        UsageError: not the main thread, where signal handlers live.
+    """
+    try:
+        before = signal.getsignal(signum)
+
+        def handler(number: int, frame: FrameType | None) -> None:
+            dump_all(file)
+            if callable(before):
+                before(number, frame)
+
+        signal.signal(signum, handler)
+    except ValueError as error:
+        raise UsageError(f"a handler of signal {signum} cannot be set: {error}", hint="call it in the main thread") from None
