@@ -84,10 +84,9 @@ class Delivery:
         parcel.sender = self._answerer.identity
         self._hand_over(receive, message, parcel)
 
-    def small_parcel(self, body: memoryview) -> Parcel:
+    def small_parcel(self, body: bytes) -> Parcel:
         """A parcel of a whole small message."""
-        whole = body.obj
-        parcel = Parcel(whole if type(whole) is bytes and len(whole) == len(body) else bytes(body))
+        parcel = Parcel(body)
         parcel.sender = self._answerer.identity
         return parcel
 

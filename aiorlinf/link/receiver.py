@@ -21,7 +21,7 @@ from aiorlinf.codec.pressure import installed_memory
 from aiorlinf.errors import AiorlinfError, ClosedError, Mismatch, RemoteError, UsageError, WireError
 from aiorlinf.link.coded_sink import CodedSink
 from aiorlinf.link.delivery import Delivery, about, undecodable_fact
-from aiorlinf.link.incoming import Content, Incoming, Receive, Whole
+from aiorlinf.link.incoming import Content, Incoming, ParcelReceive, Receive, Whole
 from aiorlinf.link.mailbox import Mailbox
 from aiorlinf.link.memory import byte_tensor, byte_view, copy_bytes, fresh_bytes
 from aiorlinf.link.shared import SharedIn, Views
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from aiorlinf.config import CollectiveConfig
     from aiorlinf.link.connection import FrameWriter
     from aiorlinf.link.link_coding import LinkCoding
+    from aiorlinf.link.parcel import Parcel
     from aiorlinf.work.home import LoopHome
 
 __all__ = ["ReceiveLane", "Receiver"]
@@ -364,10 +365,22 @@ class Receiver:
             return work
         return arrived(self.home, value, receive.give_back, receive)
 
+    def ready_parcel(self, key: int) -> AsyncWork[Parcel] | None:
+        """As `ready`, for a parcel."""
+        message = self.mailbox.take_whole(key) if key in self._flowing else None
+        if message is None:
+            return None
+        self._consume(message.charged)
+        receive = ParcelReceive(key)
+        receive.receiver = self
+        receive.order = message.order
+        assert message.body is not None
+        return arrived(self.home, self.delivery.small_parcel(bytes(message.body)), receive.give_back, receive)
+
     def _hand_out(self, receive: Receive, body: memoryview) -> None:
         """A whole small message becomes the receive's value."""
         if receive.opaque:
-            receive.finish(self.delivery.small_parcel(body))
+            receive.finish(self.delivery.small_parcel(bytes(body)))
             return
         try:
             value = decode_inline(body, allow_pickle=self.allow_pickle)
