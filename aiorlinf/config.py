@@ -95,7 +95,7 @@ class SharedMemoryConfig:
 
     enabled: bool = option(True, "off: workers of one host use their connection for large payloads, too")
     max_bytes: int = option(2048 * _MIB, "bound on the shared memory of one worker's sends", minimum=0, maximum=_TIB)
-    segment_bytes: int = option(64 * _MIB, "size of one memory file; larger payloads get one of their own", minimum=64 * _KIB, maximum=_TIB)
+    segment_bytes: int = option(64 * _MIB, "size of one memory file, after some smaller ones; larger payloads get one of their own", minimum=64 * _KIB, maximum=_TIB)
 
 
 @dataclass(frozen=True, slots=True)

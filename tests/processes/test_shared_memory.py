@@ -427,7 +427,7 @@ async def test_thousands_of_kept_tensors_take_no_descriptors() -> None:
                     works.clear()
             assert await a.recv("b:0", timeout=20) == {"shared": 5000, "right": 5000, "descriptors": 0}
             assert arena(a).used_bytes == 5000 * 25 * 4096
-            assert arena(a).segments < 10
+            assert arena(a).segments < 14
             await a.send(None, "b:0")
             await peer.result()
 
@@ -759,7 +759,7 @@ async def test_what_a_killed_sender_sent_stays_and_its_next_life_sends_more() ->
             assert [int(tensor[-1]) for tensor in kept] == [*range(10)] * life
             assert all(memory_file_at(tensor.data_ptr(), tensor.nbytes) for tensor in kept)
             kept[0].fill_(0)
-        assert len(memory_file_mappings()) == 2
+        assert len(memory_file_mappings()) == 4, "two of each life, the second larger"
         kept.clear()
         await soon(lambda: memory_file_mappings() == [])
         assert a.stats().links == ()
@@ -775,7 +775,7 @@ async def test_a_killed_receiver_costs_the_sender_nothing() -> None:
                 await next_life(functools.partial(b.ask, "sums"))
                 for _ in range(3):
                     assert (await b.give(torch.ones(20 * MIB, dtype=torch.uint8), "receive"))["shared"]
-                assert (arena(a).used_bytes, memory_files_open() - before) == (60 * MIB, 1)
+                assert (arena(a).used_bytes, memory_files_open() - before) == (60 * MIB, 2)
                 peer.kill()
                 await soon(lambda: not a.stats().links)
             assert (arena(a).bytes, arena(a).segments, memory_files_open() - before) == (0, 0, 0)

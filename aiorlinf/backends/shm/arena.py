@@ -28,6 +28,10 @@ __all__ = ["Arena", "ArenaStats", "Region"]
 
 log = logging.getLogger("aiorlinf.link")
 
+FIRST_BYTES = 4 << 20
+"""The first segment. To make one takes about half a millisecond for each MiB, for which the first message of its kind has to wait; so they
+begin small, and each is twice the one before, up to the ordinary size."""
+
 
 @dataclass(frozen=True, slots=True)
 class ArenaStats:
@@ -99,7 +103,7 @@ class Arena:
 
     Args:
         max_bytes: bound on all segments together.
-        segment_bytes: size of an ordinary segment; larger requests get one of their own.
+        segment_bytes: size of an ordinary segment, once there are some smaller ones; larger requests get one of their own.
 
     Attributes:
         bytes: size of all segments, and of those being made.
@@ -114,6 +118,7 @@ class Arena:
         self.bytes = 0
         self.on_drop: Callable[[int], None] = lambda number: None
         self.on_idle: Callable[[], None] | None = None
+        self._next_bytes = self._first_bytes = min(FIRST_BYTES, self.segment_bytes)
         self._numbers = itertools.count(1)
         self._segments: dict[int, Segment] = {}
         self._regions: dict[int, Regions] = {}
@@ -193,9 +198,12 @@ class Arena:
 
     def _room_for(self, size: int) -> int:
         """Size of a new segment for such a region, counted from now on; 0 if that is over the bound."""
-        need = max(self.segment_bytes, align(size, PAGE))
+        if not self._segments and not self._growing:
+            self._next_bytes = self._first_bytes
+        need = max(self._next_bytes, align(size, PAGE))
         if self._closed or not self._evict(self.bytes + need - self.max_bytes):
             return 0
+        self._next_bytes = min(2 * max(need, self._first_bytes), self.segment_bytes)
         self.bytes += need
         self._misses += 1
         return need

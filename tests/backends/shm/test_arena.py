@@ -87,6 +87,40 @@ async def test_requests_of_one_moment_share_a_new_segment(home: LoopHome) -> Non
 
 
 @pytest.mark.asyncio
+async def test_segments_begin_small_and_grow(home: LoopHome) -> None:
+    mib = 1 << 20
+    arena = Arena(home, 1 << 30, 32 * mib)
+    sizes = []
+    for _ in range(2):
+        held = []
+        while arena.bytes < 124 * mib:
+            region = arena.take(mib) or await grown(arena, mib)
+            assert region is not None
+            held.append(region)
+            if not sizes or sizes[-1][0] != region.segment.number:
+                sizes.append((region.segment.number, region.segment.size // mib))
+        large = await grown(arena, 20 * mib)
+        assert large is not None
+        assert large.segment.size == 32 * mib
+        for region in (*held, large):
+            arena.release(region)
+        arena.trim()
+    assert [size for _, size in sizes] == [4, 8, 16, 32, 32, 32] * 2
+    arena.close()
+
+
+@pytest.mark.asyncio
+async def test_after_a_large_request_the_next_segment_is_larger(home: LoopHome) -> None:
+    mib = 1 << 20
+    arena = Arena(home, 1 << 30, 32 * mib)
+    for size, expected in ((10, 10), (9, 20), (12, 32), (40, 40), (1, 32)):
+        region = await grown(arena, size * mib)
+        assert region is not None
+        assert region.segment.size == expected * mib
+    arena.close()
+
+
+@pytest.mark.asyncio
 async def test_what_is_larger_than_a_segment_gets_one_of_its_own_size(home: LoopHome) -> None:
     arena = Arena(home, 100 * SEGMENT, SEGMENT)
     region = await grown(arena, 3 * SEGMENT + 1)
