@@ -113,9 +113,10 @@ async def all_back(worker: Worker) -> None:
         await asyncio.sleep(0.005)
     contexts = list(coding.provider._contexts.values())
     assert all(each.idle == each.made for each in contexts)
-    if pool_of(worker).stats().leased_bytes:
+    pools: list[Any] = [pool_of(worker), coding.provider._buffers]
+    if any(pool.stats().leased_bytes for pool in pools):
         gc.collect()
-    assert pool_of(worker).stats().leased_bytes == 0
+    assert [pool.stats().leased_bytes for pool in pools] == [0, 0]
 
 
 def same(one: Any, other: Any) -> bool:
