@@ -1,4 +1,4 @@
-"""The command line: ``aiorlinf run``, ``aiorlinf manager``, ``aiorlinf config``."""
+"""The command line: ``aiorlinf run``, ``aiorlinf manager``, ``aiorlinf doctor``, ``aiorlinf config``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import yaml
 from aiorlinf.config import config_to_dict, load_config, option_docs
 from aiorlinf.errors import AiorlinfError, ConfigError, UsageError
 from aiorlinf.launch import manager_command, run_command
+from aiorlinf.observe.doctor import command as doctor_command
 
 __all__ = ["build_parser", "main"]
 
@@ -26,6 +27,7 @@ _EPILOG = """\
 examples:
   aiorlinf run --workers rollout=2,trainer=1 train.py   start a job on this machine
   aiorlinf manager --host 0.0.0.0 --port 4711           a registry that workers on several machines join
+  aiorlinf doctor                                       check this machine; with --listen and --peer, two of them
   aiorlinf config check job.yaml                        say what is wrong with a configuration
   aiorlinf config show                                  print every key with its meaning and default
 
@@ -68,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="command", required=True, title="commands")
     run_command.add_parser(commands)
     manager_command.add_parser(commands)
+    doctor_command.add_parser(commands)
     _add_config(commands)
     return parser
 
