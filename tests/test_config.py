@@ -223,6 +223,9 @@ def test_the_shipped_files_say_what_their_names_say() -> None:
 
     assert not compression("one-host.yaml").enabled
     assert not compression("fast-cluster.yaml").enabled
+    slow, very_slow = compression("slow-network.yaml"), compression("very-slow-network.yaml")
+    assert (slow.enabled, slow.codec, slow.parameters.acceleration) == (True, "lz4", 1)
+    assert (very_slow.enabled, very_slow.codec, very_slow.parameters.level) == (True, "zstd", 3)
     emulated = load_config(DEFAULT_YAML.with_name("emulated-datacentres.yaml")).cluster.net_emulation
     assert emulated.enabled
     assert emulated.crossdc_pairs == (DelayPairConfig("rollout:*", "trainer:*", 20.0),)
