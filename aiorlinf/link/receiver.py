@@ -358,7 +358,7 @@ class Receiver:
         assert message.body is not None
         try:
             value = decode_inline(memoryview(message.body), allow_pickle=self.allow_pickle)
-        except BaseException as error:
+        except BaseException as error:  # whatever unpickled code raises, see _undecodable
             work: AsyncWork[Any] = AsyncWork(self.home, "recv", detail=receive)
             receive.work = work
             self._undecodable(receive, error)
@@ -384,7 +384,7 @@ class Receiver:
             return
         try:
             value = decode_inline(body, allow_pickle=self.allow_pickle)
-        except BaseException as error:
+        except BaseException as error:  # as in ready
             self._undecodable(receive, error)
             return
         work = receive.work
