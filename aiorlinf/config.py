@@ -95,7 +95,9 @@ class SharedMemoryConfig:
 
     enabled: bool = option(True, "off: workers of one host use their connection for large payloads, too")
     max_bytes: int = option(2048 * _MIB, "bound on the shared memory of one worker's sends", minimum=0, maximum=_TIB)
-    segment_bytes: int = option(64 * _MIB, "size of one memory file, after some smaller ones; larger payloads get one of their own", minimum=64 * _KIB, maximum=_TIB)
+    segment_bytes: int = option(
+        64 * _MIB, "size of a memory file, after some smaller ones; larger payloads get their own", minimum=64 * _KIB, maximum=_TIB
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ class CollectiveConfig:
     backend: str = option(
         "auto", "carrier of large payloads; auto picks by where the two workers are", choices=("auto", "stream", "shm", "gloo")
     )
-    fallback: bool = option(True, "use another backend when the named one is not available")
+    fallback: bool = option(True, "use another backend when the named one is not available, for all messages or for one; off: an error")
     inline_max_bytes: int = option(64 * _KIB, "payloads up to this many bytes ride in the frame", minimum=0, maximum=16 * _MIB)
     window_bytes: int = option(64 * _MIB, "bytes accepted per direction before recv is posted", minimum=1, maximum=_TIB)
     chunk_bytes: int = option(_MIB, "bytes of one piece of a large payload on the stream", minimum=_KIB, maximum=1024 * _MIB)

@@ -68,7 +68,7 @@ def equip(
     if shm_problem is None:
         shared = memory.equip(link, shared_hello, me.identity, identity)
         if choice.name == "shm":
-            link.sender.ways.append(SharedWay(link.sender, shared, threshold))
+            link.sender.ways.append(SharedWay(link.sender, shared, threshold, choice.required))
     if gloo_problem is None:
         own = connection.extra_info("sockname")
         # Over a Unix socket both are in one network namespace.

@@ -281,7 +281,7 @@ class Sender:
     def on_again(self, message_id: int) -> None:
         """The payload was lost on its way around the stream: over the stream this time."""
         out = self.pending.get(message_id)
-        if out is None or not any(way.again(out) for way in self.ways):
+        if out is None or not any(way.again(out) for way in self.ways) or out.state == State.DONE:
             return
         if out.withdrawn:
             self.end_withdrawn(out)

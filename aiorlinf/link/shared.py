@@ -97,9 +97,12 @@ class SharedOut:
 
         return copy
 
-    def lend(self, placement: Placement) -> bytes | None:
-        """Make sure the peer has the segments, remember what it holds, and say where that is. None: it cannot get them."""
-        if not self.usable:
+    def lend(self, placement: Placement, *, anyway: bool = False) -> bytes | None:
+        """Make sure the peer has the segments, remember what it holds, and say where that is. None: it cannot get them.
+
+        `anyway`: try, though it has not worked of late.
+        """
+        if self._closed or not (anyway or self.usable):
             return None
         regions = placement.regions()
         try:

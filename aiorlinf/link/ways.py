@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aiorlinf.errors import AiorlinfError
+from aiorlinf.errors import AiorlinfError, BackendUnavailable
 from aiorlinf.link.memory import byte_tensor
 from aiorlinf.link.outgoing import Outgoing, State, goes_around, put_back
 from aiorlinf.link.placement import Placement, packed_size
@@ -212,21 +212,26 @@ class LaneWay:
 class SharedWay:
     """Whole payloads from `threshold` bytes on in shared memory.
 
+    Args:
+        required: fail messages that it cannot take, instead of handing them back to the stream. It does not wait until a receiver lets go
+            of memory: that may be never.
+
     Attributes:
         carries: told of each message that goes this way, once.
     """
 
     eager = True
 
-    def __init__(self, host: WayHost, shared: SharedOut, threshold: int) -> None:
+    def __init__(self, host: WayHost, shared: SharedOut, threshold: int, required: bool = False) -> None:
         self._host = host
         self._shared = shared
         self._threshold = threshold
+        self._required = required
         self.carries: Callable[[Outgoing], None] = lambda out: None
         self._revoked: dict[int, Placement] = {}
 
     def takes(self, out: Outgoing) -> bool:
-        return out.flat is not None and self._shared.usable and (out.total >= self._threshold or bool(out.owned))
+        return out.flat is not None and (self._required or self._shared.usable) and (out.total >= self._threshold or bool(out.owned))
 
     def begin(self, out: Outgoing) -> None:
         assert out.flat is not None
@@ -242,7 +247,7 @@ class SharedWay:
         out.busy = True
         if not self._shared.arena.grow(size, lambda region: self._grown(out, region)):
             out.busy = False
-            self._host.begin_stream(out)  # receivers hold everything; never wait for a garbage collection
+            self._otherwise(out, "receivers hold all of it (cluster.collective.shared_memory.max_bytes)")
 
     def begin_at_once(self, out: Outgoing) -> bool:
         # Memory that we have anyway: it grows for what the window admits only.
@@ -272,9 +277,16 @@ class SharedWay:
         if not self._wanted(out, region):
             return
         if region is None:
-            self._host.begin_stream(out)
+            self._otherwise(out, "the system has no memory for it")
         else:
             self._fill(out, region)
+
+    def _otherwise(self, out: Outgoing, why: str) -> None:
+        """It cannot go this way; never wait for a garbage collection."""
+        if self._required:
+            self._host.void(out, _unavailable(why))
+        else:
+            self._host.begin_stream(out)
 
     def _wanted(self, out: Outgoing, region: Region | None) -> bool:
         if out.state == State.STARTED and not out.withdrawn:
@@ -304,7 +316,7 @@ class SharedWay:
             return
         if failed:
             self._shared.arena.release(region)
-            self._host.begin_stream(out)
+            self._otherwise(out, "the worker is closing")
         else:
             self._place(out, region)
 
@@ -313,7 +325,7 @@ class SharedWay:
         held = out.held
         placement = Placement(region, out.owned) if held is None else held.placement()
         unchanged = out.unchanged()
-        place = self._shared.lend(placement) if unchanged else None
+        place = self._shared.lend(placement, anyway=self._required) if unchanged else None
         if region is not None:
             self._shared.arena.release(region)  # from here on only the peer holds it
         if held is not None:
@@ -323,7 +335,7 @@ class SharedWay:
             self._host.around_bytes += out.total
             self._host.hand_over(out, Start(Via.SHM, place=place))
         elif unchanged:
-            self._host.begin_stream(out)
+            self._otherwise(out, "the peer cannot be given the memory file")
         else:
             self._host.trailer(out)  # it was written to meanwhile, and the trailer says so
 
@@ -332,6 +344,8 @@ class SharedWay:
             return False
         self._shared.lost(out.in_shared)
         out.in_shared = None
+        if self._required and not out.withdrawn:
+            self._host.void(out, _unavailable("the peer could not map the memory file"))
         return True
 
     def revoke(self, out: Outgoing) -> bool:
@@ -357,3 +371,7 @@ class SharedWay:
         for message_id in list(self._revoked):
             self.accepted(message_id)  # for all we know
         self._shared.close()
+
+
+def _unavailable(why: str) -> BackendUnavailable:
+    return BackendUnavailable("the payload cannot go through the backend asked for", {"shm": why})

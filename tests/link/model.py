@@ -185,7 +185,7 @@ class Model:
     Args:
         capacity: bytes that the kernel holds per direction.
         ways: of each direction around the stream: "none", "lane" or "memory"; or a codec, which is for both.
-        required: the lanes must be used.
+        required: the ways must be used.
     """
 
     def __init__(self, *, capacity: int, chunk_bytes: int, ways: tuple[str, str], required: bool) -> None:
@@ -249,7 +249,7 @@ class Model:
             side.link.receiver.lane = into
         memory = self.memories[index]
         if memory is not None:
-            side.link.sender.ways.append(SharedWay(side.link.sender, memory.out, THRESHOLD))
+            side.link.sender.ways.append(SharedWay(side.link.sender, memory.out, THRESHOLD, self.required))
         coding = self.codings[index]
         if coding is not None:
             coding.equip(side.link)

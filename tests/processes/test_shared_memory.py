@@ -21,7 +21,7 @@ import torch
 
 from aiorlinf import LinkStats, Worker, init
 from aiorlinf.backends.shm.arena import ArenaStats
-from aiorlinf.errors import Mismatch, PeerLost, RemoteError, UsageError
+from aiorlinf.errors import BackendUnavailable, Mismatch, PeerLost, RemoteError, UsageError
 from aiorlinf.testing import procfs
 from tests.peers import Peer, Pipe, process, worker
 from tests.system import memory_file_at, memory_file_mappings, no_more_descriptors, soon
@@ -811,3 +811,52 @@ async def test_many_links_later_nothing_is_left() -> None:
             await soon(lambda: arena(a).used_bytes == 0)
         assert arena(a).segments <= 1
         assert len(procfs.open_descriptors()) <= before + 2
+
+
+# ---- when nothing else will do
+
+
+@pytest.mark.asyncio
+async def test_without_a_fallback_what_cannot_go_this_way_fails_on_both_sides() -> None:
+    options = config(max_bytes=8 * MIB, segment_bytes=4 * MIB)
+    options["cluster"]["collective"].update(backend="shm", fallback=False)
+    async with init("a:0", config=options) as a, init("b:0", config=options) as b:
+
+        async def trip(value: int) -> torch.Tensor:
+            work = a.send(torch.full((3 * MIB,), value, dtype=torch.uint8), "b:0")
+            got: torch.Tensor = await b.recv("a:0", timeout=20)
+            await work
+            return got
+
+        kept = [await trip(value) for value in (1, 2)]
+        for _ in range(2):
+            work = a.send(torch.full((3 * MIB,), 3, dtype=torch.uint8), "b:0")
+            with pytest.raises(RemoteError, match="receivers hold all of it"):
+                await b.recv("a:0", timeout=20)
+            with pytest.raises(BackendUnavailable, match="shm: receivers hold all of it"):
+                await work
+        gift = a.empty(5 * MIB, dtype=torch.uint8)  # ordinary memory, there is no more
+        work = a.send(gift, "b:0")
+        with pytest.raises(RemoteError):
+            await b.recv("a:0", timeout=20)
+        with pytest.raises(BackendUnavailable):
+            await work
+        assert gift.numel() == 5 * MIB
+        assert [(int(tensor.min()), int(tensor.max())) for tensor in kept] == [(1, 1), (2, 2)]
+        kept.pop()
+        await soon(lambda: arena(a).used_bytes == 3 * MIB)
+        assert (await trip(4) == 4).all()
+        # Nor does it go another way when the peer has no room for a descriptor.
+        kept.clear()
+        memory = a._table.memory
+        assert memory is not None
+        await soon(lambda: arena(a).used_bytes == 0)
+        memory.arena.trim()
+        work = a.send(torch.ones(MIB), "b:0")
+        with no_more_descriptors():
+            with pytest.raises((RemoteError, BackendUnavailable)):
+                await b.recv("a:0", timeout=20)
+            with pytest.raises(BackendUnavailable):
+                await work
+        assert all(link.around_bytes_sent % (3 * MIB) == 0 for link in a.stats().links)
+        assert (await trip(5) == 5).all()

@@ -90,7 +90,7 @@ async def test_requests_of_one_moment_share_a_new_segment(home: LoopHome) -> Non
 async def test_segments_begin_small_and_grow(home: LoopHome) -> None:
     mib = 1 << 20
     arena = Arena(home, 1 << 30, 32 * mib)
-    sizes = []
+    sizes: list[tuple[int, int]] = []
     for _ in range(2):
         held = []
         while arena.bytes < 124 * mib:
