@@ -13,11 +13,13 @@ import torch
 from aiorlinf.address import WorkerAddress
 from aiorlinf.collective.giving import Gift, encode_giving
 from aiorlinf.config import CollectiveConfig
+from aiorlinf.device.registry import parse_device
 from aiorlinf.errors import AiorlinfError, ClosedError, DeadlineExceeded, ForkedHandle, UnsupportedObject, UsageError, WouldBlockLoop
 from aiorlinf.link.incoming import ParcelReceive, Receive
 from aiorlinf.link.link import LinkState
 from aiorlinf.link.outgoing import Outgoing
 from aiorlinf.link.parcel import Parcel, decode_parcel, encode_parcel
+from aiorlinf.link.staging import Departure, ready_now
 from aiorlinf.wire.flat import Flat, Kind
 from aiorlinf.wire.frames import MAX_TAG, Flag, stream_key
 from aiorlinf.wire.inline import encode_inline, inline_if_small
@@ -161,9 +163,6 @@ class Exchange:
         if isinstance(message, bytes):  # a small payload with a long description
             self._check_size(len(message))
             return Outgoing(work, key, body=message, total=len(message))
-        for index, leaf in enumerate(message.leaves):
-            if leaf.spec.device is not Device.CPU:
-                raise UnsupportedObject(f"tensor {index} of the object is on {leaf.spec.device.name.lower()}", hint="send tensor.cpu()")
         total = message.payload_bytes
         self._check_size(total)
         manifest = encode_manifest(message)
@@ -172,26 +171,27 @@ class Exchange:
                 f"the object without its tensors and arrays takes {len(manifest)} bytes",
                 hint=f"put bulk data into tensors or arrays; cluster.collective.max_manifest_bytes is {self.config.max_manifest_bytes}",
             )
-        return Outgoing(work, key, flat=message, manifest=manifest, total=total)
+        out = Outgoing(work, key, flat=message, manifest=manifest, total=total)
+        out.departure = Departure.of(message)
+        return out
 
     def send_tensor(self, peer: WorkerAddress, context: int, tensor: torch.Tensor, tag: int, timeout: float | None) -> AsyncWork[None]:
         """Start to send one tensor to a `recv_tensor`."""
         self.check(tag)
         leaf = sendable_leaf(tensor)
-        if leaf.spec.device is not Device.CPU:
-            raise UnsupportedObject(f"the tensor is on {leaf.spec.device.name.lower()}", hint="send tensor.cpu()")
         self._check_size(leaf.nbytes)
         work: AsyncWork[None] = AsyncWork(self.home, "send_tensor", abort=self._withdraw)
         key = stream_key(context, tag)
         memory = self.table.memory
         gift = Gift.of(memory, [leaf]) if memory is not None and memory.used else None
         head = leaf.spec.entry
-        if leaf.nbytes <= self.config.inline_max_bytes:
+        if leaf.nbytes <= self.config.inline_max_bytes and leaf.spec.device is Device.CPU:
             body = head + leaf.tobytes()
             out = Outgoing(work, key, flags=Flag.TENSOR, body=body, head=len(head), total=leaf.nbytes)
         else:
             flat = Flat(Kind.TENSOR, [], [leaf])
             out = Outgoing(work, key, flags=Flag.TENSOR, flat=flat, manifest=head, total=leaf.nbytes)
+            out.departure = Departure.of(flat)
         self._start(work, peer, out, gift)
         self._limit(work, timeout, peer, tag)
         return work
@@ -296,15 +296,31 @@ class Exchange:
         self.check(tag)
         return self._receive("recv", peer, Receive(stream_key(context, tag)), timeout)
 
+    def recv_to(
+        self, peer: WorkerAddress, context: int, tag: int, timeout: float | None, device: str | int | torch.device | None
+    ) -> AsyncWork[Any]:
+        """As `recv`; tensors that were on an accelerator at the sender come to this device (None: `Landing.target`).
+
+        Raises:
+            UsageError: no such device in this process.
+        """
+        if device is None:
+            return self.recv(peer, context, tag, timeout)
+        self.check(tag)
+        receive = Receive(stream_key(context, tag))
+        receive.device = parse_device(device)
+        return self._receive("recv", peer, receive, timeout)
+
     def recv_tensor(self, peer: WorkerAddress, context: int, out: torch.Tensor, tag: int, timeout: float | None) -> AsyncWork[torch.Tensor]:
         """Ask for the next tensor of a stream, into `out`."""
         self.check(tag)
         leaf = sendable_leaf(out, name="out", hint="receive into a contiguous tensor and copy from it")
-        if leaf.spec.device is not Device.CPU:
-            raise UnsupportedObject(f"out is on {leaf.spec.device.name.lower()}", hint="receive into a CPU tensor")
         if leaf.memory is not out:
             raise UnsupportedObject("out is a lazy conjugate or negative view", hint="receive into a plain tensor")
-        return self._receive("recv_tensor", peer, Receive(stream_key(context, tag), out), timeout)
+        receive = Receive(stream_key(context, tag), out)
+        if leaf.spec.device is not Device.CPU:
+            receive.ready = ready_now(out)
+        return self._receive("recv_tensor", peer, receive, timeout)
 
     def recv_parcel(self, peer: WorkerAddress, context: int, tag: int, timeout: float | None = None) -> AsyncWork[Parcel]:
         """Ask for the next object of a stream, without looking into it: messages of `send`, as `recv` would get them.

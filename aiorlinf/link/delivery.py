@@ -11,6 +11,7 @@ from aiorlinf.errors import AiorlinfError, UnsupportedObject
 from aiorlinf.link.incoming import Incoming, Receive
 from aiorlinf.link.memory import Copy, byte_tensor, copy_bytes
 from aiorlinf.link.parcel import Parcel, encode_parcel
+from aiorlinf.link.staging import Landing
 from aiorlinf.wire.inline import decode_inline
 from aiorlinf.wire.tree import rebuild
 
@@ -40,10 +41,15 @@ class Answerer(Protocol):
 
 
 class Delivery:
-    """See the module. Home thread only."""
+    """See the module. Home thread only.
+
+    Attributes:
+        landing: brings tensors to accelerators.
+    """
 
     def __init__(self, answerer: Answerer, allow_pickle: bool) -> None:
         self.allow_pickle = allow_pickle
+        self.landing = Landing(answerer.home)
         self._answerer = answerer
 
     def deliver(self, receive: Receive, message: Incoming) -> None:
@@ -58,19 +64,50 @@ class Delivery:
             self._deliver_parcel(receive, message, value)
         elif value is not None:
             self._finish(receive, value[0])
-        elif self._is_heavy(message):
-            receive.message = message  # a cancel meanwhile gives it back
-            rebuilding = self._answerer.home.submit(_outcome, self._rebuild, message)
-            rebuilding.add_done_callback(lambda work: self._rebuilt(receive, message, work))
-        else:
-            try:
-                rebuilt = self._rebuild(message)
-            except BaseException as error:  # whatever unpickled code raises, sys.exit() too, concerns this message only
+        elif not self._lands(receive, message):
+            self._assemble(receive, message, None)
+
+    def _lands(self, receive: Receive, message: Incoming) -> bool:
+        """Some of its tensors were on an accelerator: they are brought to where this receive wants them, and then it goes on."""
+        content = message.content
+        if content is None or content.manifest is None or not content.manifest.on_devices:
+            return False
+
+        def landed(tensors: list[torch.Tensor] | None, error: Exception | None) -> None:
+            if receive.message is not message:
+                return  # cancelled meanwhile, and the message was given back whole
+            receive.message = None
+            if error is not None:
                 self._fail(receive, message, error)
-                if isinstance(error, KeyboardInterrupt):
-                    raise
             else:
-                self._hand_over(receive, message, rebuilt)
+                self._assemble(receive, message, tensors)
+
+        receive.message = message  # a cancel meanwhile gives it back
+        try:
+            target = self.landing.target(receive.device)
+            if self.landing.bring(content.tensors, [spec.device for spec in content.manifest.specs], target, landed):
+                return True
+        except Exception as error:  # whatever the device says goes to the one message
+            landed(None, error)
+            return True
+        receive.message = None
+        return False
+
+    def _assemble(self, receive: Receive, message: Incoming, tensors: list[torch.Tensor] | None) -> None:
+        """Put the object together, over this memory if it is not that of the message."""
+        if self._is_heavy(message):
+            receive.message = message  # a cancel meanwhile gives it back
+            rebuilding = self._answerer.home.submit(_outcome, self._rebuild, message, tensors)
+            rebuilding.add_done_callback(lambda work: self._rebuilt(receive, message, work))
+            return
+        try:
+            rebuilt = self._rebuild(message, tensors)
+        except BaseException as error:  # whatever unpickled code raises, sys.exit() too, concerns this message only
+            self._fail(receive, message, error)
+            if isinstance(error, KeyboardInterrupt):
+                raise
+        else:
+            self._hand_over(receive, message, rebuilt)
 
     def _deliver_parcel(self, receive: Receive, message: Incoming, value: list[Any] | None) -> None:
         if value is None:
@@ -94,10 +131,10 @@ class Delivery:
         content = message.content
         return content is not None and content.manifest is not None and content.manifest.codec_bytes > _HEAVY_SKELETON_BYTES
 
-    def _rebuild(self, message: Incoming) -> Any:
+    def _rebuild(self, message: Incoming, tensors: list[torch.Tensor] | None) -> Any:
         content = message.content
         if content is not None and content.manifest is not None:
-            return rebuild(content.manifest, content.tensors, allow_pickle=self.allow_pickle)
+            return rebuild(content.manifest, tensors or content.tensors, allow_pickle=self.allow_pickle)
         return decode_inline(memoryview(message.body or b""), allow_pickle=self.allow_pickle)
 
     def _rebuilt(self, receive: Receive, message: Incoming, work: Any) -> None:
@@ -125,6 +162,10 @@ class Delivery:
         assert content is not None
         if not content.direct and content.total:
             source = torch.frombuffer(bytearray(message.body), dtype=torch.uint8) if message.body is not None else content.tensors[0]
+            if not (out.is_cpu and source.is_cpu):
+                receive.message = message  # a cancel meanwhile gives it back
+                self.landing.fill(out, source, receive.ready, lambda error: self._filled(receive, out, message, error))
+                return
             if content.total > _COPY_INLINE_BYTES:
                 receive.message = message  # a cancel meanwhile gives it back
                 content.copying = copy = Copy(byte_tensor(out), source)
@@ -133,6 +174,15 @@ class Delivery:
                 return
             copy_bytes(byte_tensor(out), source)
         self._tensor_over(receive, out, message)
+
+    def _filled(self, receive: Receive, out: torch.Tensor, message: Incoming, error: Exception | None) -> None:
+        if receive.message is not message:
+            return  # cancelled meanwhile, and the message was given back whole
+        receive.message = None
+        if error is not None:
+            self._fail(receive, message, error)
+        else:
+            self._tensor_over(receive, out, message)
 
     def _copied(self, receive: Receive, out: torch.Tensor, message: Incoming, work: Any) -> None:
         if receive.message is not message:
@@ -170,10 +220,12 @@ class Delivery:
         return about(failure, receive)
 
 
-def _outcome(fn: Callable[[Incoming], Any], message: Incoming) -> tuple[Any, BaseException | None]:
+def _outcome(
+    fn: Callable[[Incoming, list[torch.Tensor] | None], Any], message: Incoming, tensors: list[torch.Tensor] | None
+) -> tuple[Any, BaseException | None]:
     """The value or the error; as data, for a work that ends with a CancelledError looks as if it had been cancelled."""
     try:
-        return fn(message), None
+        return fn(message, tensors), None
     except BaseException as error:  # as in `Delivery.deliver`
         return None, error
 

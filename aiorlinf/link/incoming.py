@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from aiorlinf.errors import AiorlinfError
     from aiorlinf.link.loan import Held
     from aiorlinf.link.sink import Sink
+    from aiorlinf.link.staging import Ready
     from aiorlinf.wire.leaves import LeafSpec
     from aiorlinf.wire.manifest import Manifest
     from aiorlinf.work.base import AsyncWork
@@ -33,11 +34,13 @@ class Receive:
         with_sender: the value is (sender, object), as `inbox` gives it.
         receiver: the receiving half that it was posted to, None before that.
         opaque: the value is a `Parcel`, as `recv_parcel` gives it.
+        device: where tensors come to that were on an accelerator at the sender; None: `link.staging.Landing.target`.
+        ready: what is to be over before `tensor_out` is written to, if that is on a device.
     """
 
     opaque = False
 
-    __slots__ = ("cancelled", "key", "message", "order", "receiver", "tensor_out", "with_sender", "work")
+    __slots__ = ("cancelled", "device", "key", "message", "order", "ready", "receiver", "tensor_out", "with_sender", "work")
 
     def __init__(self, key: int, tensor_out: torch.Tensor | None = None, *, with_sender: bool = False) -> None:
         self.work: AsyncWork[Any] | None = None
@@ -48,6 +51,8 @@ class Receive:
         self.message: Incoming | None = None
         self.order = 0
         self.receiver: Any = None
+        self.device: torch.device | None = None
+        self.ready: Ready | None = None
 
     @property
     def operation(self) -> str:

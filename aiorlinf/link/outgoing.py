@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from aiorlinf.link.loan import Held
     from aiorlinf.link.placement import Placement
     from aiorlinf.link.source import Source
+    from aiorlinf.link.staging import Departure
     from aiorlinf.wire.flat import Flat
     from aiorlinf.wire.leaves import Leaf
     from aiorlinf.work.base import AsyncWork
@@ -65,6 +66,7 @@ class Outgoing:
         sender: the sending half that has it, None before that.
         tried: for each leaf, whether a codec is tried on it; empty: on none; None: nobody has asked yet (`link.coded_way`).
         source: where its bytes come from as they are compressed, None if they are not.
+        departure: its leaves that are still on accelerators, None if all of them are in CPU memory.
         on_over: called once with (the peer has it, that is certain), before the work ends; for those who send a message on.
     """
 
@@ -73,6 +75,7 @@ class Outgoing:
         "body",
         "busy",
         "charged",
+        "departure",
         "flags",
         "flat",
         "head",
@@ -136,6 +139,7 @@ class Outgoing:
         self.sender: Any = None
         self.tried: list[bool] | None = None
         self.source: Source | None = None
+        self.departure: Departure | None = None
         self.on_over: Callable[[bool, bool], None] | None = None
 
     @property

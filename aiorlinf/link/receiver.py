@@ -173,18 +173,24 @@ class Receiver:
         self.window.arrive(cost)
         mailbox = self.mailbox
         order = next(mailbox.orders)
+        if flags:
+            self._on_flagged(key, flags, order, message_id, cost, body)
+            return
         receive = mailbox.waiting(key)
-        if receive is not None and not flags and receive.tensor_out is None:
+        if receive is None:
+            self._keep(Whole(key, order, bytes(body), cost))
+        elif receive.tensor_out is None:
             # The common case: somebody waits for it, nobody waits for an answer.
             self._consume(cost)
             receive.order = order
             if key not in self._flowing:
                 self._flow(key)
             self._hand_out(receive, body)
-            return
-        if receive is None and not flags:
-            self._keep(Whole(key, order, bytes(body), cost))
-            return
+        else:
+            self.match(receive, Whole(key, order, bytes(body), cost))
+
+    def _on_flagged(self, key: int, flags: int, order: int, message_id: int, cost: int, body: memoryview) -> None:
+        """A whole small message whose sender waits for an answer, or a tensor."""
         message = Incoming(key, order, message_id, is_tensor=bool(flags & Flag.TENSOR), want_reply=bool(flags & Flag.WANT_REPLY))
         message.charged = cost
         message.complete = True
@@ -194,6 +200,7 @@ class Receiver:
             if len(body) != spec.nbytes:
                 raise WireError(f"a tensor of {spec.nbytes} bytes came with {len(body)}")
             message.content = Content(None, spec, spec.nbytes)
+        receive = self.mailbox.waiting(key)  # not before: who is taken from the mailbox must be served
         if receive is not None:
             message.body = body  # used up before this call returns
             self.match(receive, message)
@@ -466,7 +473,7 @@ class Receiver:
                 self._start_lane(message, content, start)
             return
         receive = message.receive
-        if receive is not None and receive.tensor_out is not None and not content.tensors:
+        if receive is not None and receive.tensor_out is not None and receive.tensor_out.is_cpu and not content.tensors:
             content.place_into(receive.tensor_out)
         elif not content.tensors and not self._allocate(message, content):
             return
@@ -741,7 +748,10 @@ class Receiver:
         is_tensor = receive.tensor_out is not None
         message = Incoming(receive.key, receive.order, 0, is_tensor=is_tensor, want_reply=False)
         message.complete = True
-        if is_tensor:
+        if is_tensor and not value.is_cpu:
+            message.content = Content(None, sendable_leaf(value).spec, value.nbytes)
+            message.content.tensors = [self.delivery.landing.snapshot(value)]
+        elif is_tensor:
             message.body = bytes(byte_view(byte_tensor(value))) if value.numel() else b""
             message.content = Content(None, sendable_leaf(value).spec, len(message.body))
         else:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from aiorlinf.errors import AiorlinfError, Mismatch, PeerError, RemoteError, UsageError, WireError
+from aiorlinf.errors import AiorlinfError, InternalError, Mismatch, PeerError, RemoteError, UsageError, WireError
 from aiorlinf.link.outgoing import Outgoing, State
 from aiorlinf.link.pump import Pump
 from aiorlinf.link.ways import Way
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from aiorlinf.link.connection import FrameWriter
+    from aiorlinf.wire.flat import Flat
     from aiorlinf.work.base import AsyncWork
     from aiorlinf.work.home import LoopHome
 
@@ -136,8 +137,9 @@ class Sender:
     def _admit(self, conn: FrameWriter, out: Outgoing) -> None:
         self.messages += 1
         self.payload_bytes += out.total
-        around = next((way for way in self.ways if way.takes(out)), None)
-        out.reply = bool(out.flags & Flag.TENSOR) or out.key not in self.flowing or around is not None
+        departing = out.departure is not None  # nobody knows yet which way it will go
+        around = None if departing else next((way for way in self.ways if way.takes(out)), None)
+        out.reply = bool(out.flags & Flag.TENSOR) or out.key not in self.flowing or around is not None or departing
         if out.reply:
             out.flags |= Flag.WANT_REPLY
         if out.body is None:
@@ -216,11 +218,35 @@ class Sender:
         self._charged += charge
         out.charged = charge
         out.state = State.STARTED
+        if out.departure is None:
+            self._carry(out)
+        else:
+            out.busy = True
+            out.departure.begin(self.home, lambda flat, error: self._departed(out, flat, error))
+
+    def _carry(self, out: Outgoing) -> None:
         for way in self.ways:
             if way.takes(out):
                 way.begin(out)
                 return
         self.begin_stream(out)
+
+    def _departed(self, out: Outgoing, flat: Flat | None, error: Exception | None) -> None:
+        """The message is in CPU memory, all of it; or its device has failed."""
+        out.busy = False
+        if out.withdrawn:
+            self.end_withdrawn(out)
+        elif out.state != State.STARTED:
+            self.release(out)
+        elif flat is None:
+            self.void(out, error if isinstance(error, AiorlinfError) else InternalError(f"no copy and no reason: {error}"))
+        elif not out.unchanged():
+            self.trailer(out)  # which says so
+        else:
+            out.departure = None
+            out.flat = flat
+            out.versions = flat.versions()
+            self._carry(out)
 
     def announce(self, out: Outgoing, start: Start) -> None:
         """Tell how the payload travels."""
@@ -368,7 +394,7 @@ class Sender:
     def release(self, out: Outgoing) -> None:
         """Let go of the caller's tensors, unless a way still uses them."""
         if not out.busy:
-            out.flat = None
+            out.flat = out.departure = None
         source, out.source = out.source, None
         if source is not None:
             source.drop()

@@ -63,9 +63,10 @@ class Device(IntEnum):
     HPU = 3
     NPU = 4
     MPS = 5
+    OTHER = 6  # torch's PrivateUse1, under whatever name
 
 
-_DEVICES = {device.name.lower(): device for device in Device}
+_DEVICES = {device.name.lower(): device for device in Device if device.name != "OTHER"}
 _DEVICE_CODES = frozenset(map(int, Device))
 
 
@@ -159,7 +160,7 @@ class Leaf:
     def raw(self) -> memoryview | None:
         """The payload as a flat view of unsigned bytes without a copy; None while it is not in CPU memory."""
         raw = self._raw
-        if raw is None and self.spec.device is Device.CPU and self._memory is not None:
+        if raw is None and self._memory is not None and self._memory.is_cpu:
             raw = self._raw = _bytes_of(self._memory) if self.spec.nbytes else memoryview(b"")
         return raw
 
@@ -231,6 +232,8 @@ def _tensor_leaf_carefully(tensor: torch.Tensor) -> Leaf | None:
     device = tensor.device
     shape = tensor.shape
     place = _DEVICES.get(device.type)
+    if place is None and device.type == torch._C._get_privateuse1_backend_name():
+        place = Device.OTHER
     if device.type == "meta":
         raise Refused(tensor, "a tensor on device 'meta' holds no values that could be sent")
     if place is None:
@@ -332,8 +335,8 @@ def _check_size(spec: LeafSpec) -> None:
 def tensor_over(store: Any, spec: LeafSpec) -> torch.Tensor:
     """The tensor that `spec` describes, laid over `store` without a copy; it owns `store` from then on.
 
-    `store` is a writable buffer of ``spec.nbytes`` bytes. The result is no view of another tensor: it has a storage of its own, of
-    just its own size.
+    `store` is a writable buffer of ``spec.nbytes`` bytes, or a flat uint8 tensor of that size on a device. The result is no view of
+    another tensor: it has a storage of its own, of just its own size.
 
     Raises:
         UnsupportedObject: the dtype is not known to the torch of this process.
@@ -341,7 +344,9 @@ def tensor_over(store: Any, spec: LeafSpec) -> torch.Tensor:
     """
     numpy_dtype = spec.numpy_dtype
     try:
-        if numpy_dtype is not None:
+        if type(store) is torch.Tensor:
+            tensor = _tensor_on_device(store, spec)
+        elif numpy_dtype is not None:
             tensor = torch.from_numpy(np.ndarray(spec.shape, numpy_dtype, store))
         else:
             tensor = _tensor_without_numpy(store, spec)
@@ -356,13 +361,23 @@ def tensor_over(store: Any, spec: LeafSpec) -> torch.Tensor:
         raise WireError(f"cannot make {spec}: {error}") from error
 
 
-def _tensor_without_numpy(store: Any, spec: LeafSpec) -> torch.Tensor:
+def _dtype_of(spec: LeafSpec) -> torch.dtype:
     dtype = spec.torch_dtype
     if dtype is None:
         raise UnsupportedObject(
             f"the sender's dtype {spec.dtype!r} is not known to torch {torch.__version__} of this process",
             hint="use one torch version on both sides",
         )
+    return dtype
+
+
+def _tensor_on_device(store: torch.Tensor, spec: LeafSpec) -> torch.Tensor:
+    tensor = torch.empty(0, dtype=_dtype_of(spec), device=store.device)
+    return tensor.set_(store.untyped_storage(), 0, spec.shape)  # type: ignore[call-overload,no-any-return]  # a form that the stubs miss
+
+
+def _tensor_without_numpy(store: Any, spec: LeafSpec) -> torch.Tensor:
+    dtype = _dtype_of(spec)
     if not spec.nbytes:
         store = bytearray(dtype.itemsize)  # torch takes no empty buffer
     tensor = torch.frombuffer(store, dtype=dtype)

@@ -67,6 +67,11 @@ class Manifest:
     spliced: bool = False
 
     @property
+    def on_devices(self) -> bool:
+        """Some of the tensors were on accelerators at the sender."""
+        return any(spec.device for spec in self.specs)
+
+    @property
     def codec_bytes(self) -> int:
         """How much `rebuild` has to read and interpret; the rest of the payload is only laid under tensors and arrays."""
         return len(self.skeleton) + sum(spec.nbytes for spec in self.specs if spec.flags & STREAM)

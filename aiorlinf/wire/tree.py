@@ -121,7 +121,8 @@ def _explain(obj: Any, refused: Refused) -> AiorlinfError:
 
 
 def rebuild(manifest: Manifest, buffers: Sequence[torch.Tensor], *, allow_pickle: bool = True) -> Any:
-    """Put an object together over `buffers`: one flat uint8 tensor per leaf, of just its size, filled with its payload.
+    """Put an object together over `buffers`: one flat uint8 tensor per leaf, of just its size, filled with its payload; buffers of
+    tensors may be on any device.
 
     The object owns the buffers from then on. Nothing is copied, unless a tensor's buffer starts at an address that is no multiple
     of 16. Everything is writable, but for arrays and views that were read-only at the sender.
@@ -133,10 +134,15 @@ def rebuild(manifest: Manifest, buffers: Sequence[torch.Tensor], *, allow_pickle
     """
     if len(buffers) != len(manifest.specs):
         raise InternalError(f"{len(buffers)} buffers for {len(manifest.specs)} leaves")
-    stores = []
+    stores: list[Any] = []
     for spec, buffer in zip(manifest.specs, buffers, strict=True):
-        if buffer.dtype is not torch.uint8 or buffer.shape != (spec.nbytes,) or not buffer.is_cpu or not buffer.is_contiguous():
+        if buffer.dtype is not torch.uint8 or buffer.shape != (spec.nbytes,) or buffer.is_meta or not buffer.is_contiguous():
             raise InternalError(f"a buffer {buffer.dtype}{list(buffer.shape)} on {buffer.device} for {spec} of {spec.nbytes} bytes")
+        if not buffer.is_cpu:
+            if not spec.is_tensor:
+                raise InternalError(f"a buffer on {buffer.device} for {spec}")
+            stores.append(buffer)
+            continue
         if spec.is_tensor and buffer.data_ptr() % _ALIGNMENT:
             buffer = buffer.clone()
         stores.append(buffer.numpy())
