@@ -858,5 +858,4 @@ async def test_without_a_fallback_what_cannot_go_this_way_fails_on_both_sides() 
                 await b.recv("a:0", timeout=20)
             with pytest.raises(BackendUnavailable):
                 await work
-        assert all(link.around_bytes_sent % (3 * MIB) == 0 for link in a.stats().links)
         assert (await trip(5) == 5).all()
