@@ -20,6 +20,7 @@ from aiorlinf.codec.registry import probe
 from aiorlinf.collective.collective import Collective
 from aiorlinf.collective.exchange import Exchange
 from aiorlinf.collective.inbox import Inbox
+from aiorlinf.collective.job_calls import JobCalls
 from aiorlinf.config import JobConfig, load_config
 from aiorlinf.errors import AiorlinfError, ClosedError, DeadlineExceeded, DeclaredDead, UsageError
 from aiorlinf.link.link import LinkStats
@@ -175,7 +176,7 @@ class _Closing(AsyncWork[None]):
         return False
 
 
-class Worker:
+class Worker(JobCalls):
     """One member of a job. Made by `init`.
 
     Use it as ``async with aiorlinf.init(...) as comm``, as ``comm = await aiorlinf.init(...)`` with ``await comm.close()`` at the
@@ -525,6 +526,15 @@ class Worker:
         _, life = await asyncio.shield(self._ready)
         self._streams.add(stream)
         return await life.follow()
+
+    def _expected(self) -> frozenset[str]:
+        expected = self._joined().expected
+        if expected is None:
+            raise UsageError(
+                "anybody may join this job, so it has no list of all workers",
+                hint="name them with members=[...], or start the manager with --expect",
+            )
+        return expected
 
     # ---- memory
 

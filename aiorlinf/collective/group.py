@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from aiorlinf.address import WorkerAddress
+from aiorlinf.collective.calls import CollectiveCalls
+from aiorlinf.collective.circle import Circle
 from aiorlinf.errors import UsageError
 from aiorlinf.link.link import LinkStats
 from aiorlinf.work.base import AsyncWork
@@ -16,7 +18,7 @@ from aiorlinf.work.base import AsyncWork
 if TYPE_CHECKING:
     from aiorlinf.collective.exchange import Exchange
 
-__all__ = ["CollectiveGroup", "context_of"]
+__all__ = ["CollectiveGroup", "circle_context", "context_of"]
 
 
 def context_of(members: Sequence[WorkerAddress], name: str | None) -> int:
@@ -30,7 +32,13 @@ def context_of(members: Sequence[WorkerAddress], name: str | None) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") or 1
 
 
-class CollectiveGroup:
+def circle_context(members: Sequence[WorkerAddress], name: str | None) -> int:
+    """As `context_of`, for the collectives of these workers."""
+    text = "\n".join(["collectives", name or "", *sorted(members)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") or 1
+
+
+class CollectiveGroup(CollectiveCalls):
     """Two or more workers. Made by `comm.collective.create_collective_group`.
 
     Attributes:
@@ -46,6 +54,14 @@ class CollectiveGroup:
         self._exchange = exchange
         self._context = context
         self._other = self.members[1 - self.rank] if len(self.members) == 2 else None
+        self._own_circle: Circle | None = None
+
+    @property
+    def _circle(self) -> Circle:
+        circle = self._own_circle
+        if circle is None:
+            circle = self._own_circle = Circle(self._exchange, self.members, circle_context(self.members, self.name))
+        return circle
 
     def _peer(self, which: int | str | None, word: str) -> WorkerAddress:
         if which is None:

@@ -186,6 +186,15 @@ class LinkTable:
             del self._links[peer]
             raise UsageError(f"{peer} is not a worker of this job", hint=f"the job has {', '.join(sorted(me.expected))}")
 
+    @property
+    def me(self) -> Self | None:
+        """Who we are, None before we have joined."""
+        return self._self
+
+    async def joined(self) -> tuple[Self, Lifeline]:
+        """Who we are, and the manager, once we have joined. Raises what joining failed with. Cancelling is harmless."""
+        return await asyncio.shield(self._ready)
+
     def pass_on(self) -> None:
         """This worker will send messages on that it has received: keep what it takes to hand memory over. Any thread."""
         self._passes_on = True

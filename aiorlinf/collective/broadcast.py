@@ -1,0 +1,273 @@
+"""Broadcast: one object to all members.
+
+The root knows where everybody is, plans the way and sends it along. Who gets the object hands it on, and tells the root that he has it;
+the root's work is done when all have. A large payload is copied once at the root, once for each further host, and on the way into a
+receiver's own tensors (`into`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aiorlinf.address import WorkerAddress
+from aiorlinf.backends.shm.regions import ALIGNMENT
+from aiorlinf.collective.bulk import Bulk, split
+from aiorlinf.collective.into import Target
+from aiorlinf.collective.notes import ROOT, Key, Note, Step
+from aiorlinf.collective.operation import Operation
+from aiorlinf.collective.route import Route, routes_of
+from aiorlinf.collective.spread import Relay, receive_pieces
+from aiorlinf.errors import UnsupportedObject, UsageError, WireError
+from aiorlinf.link.placement import packed_size
+from aiorlinf.plans.broadcast import Place, plan_broadcast
+from aiorlinf.wire.inline import decode_inline
+from aiorlinf.wire.manifest import Limits, Manifest, decode_manifest, encode_manifest
+from aiorlinf.wire.tree import rebuild
+
+if TYPE_CHECKING:
+    from aiorlinf.collective.circle import Circle
+    from aiorlinf.wire.flat import Flat
+
+__all__ = ["BroadcastMember", "BroadcastRoot"]
+
+_HEAVY_SKELETON_BYTES = 64 * 1024
+
+
+class BroadcastRoot(Operation):
+    """At the one who has the object.
+
+    Args:
+        value: what the work gives: the object itself.
+        message: the object, taken apart.
+        partial: it holds only what has changed.
+        noted: what `Changes` is to remember once all have it.
+    """
+
+    name = "broadcast"
+    domain = ROOT
+    coordinates = True
+
+    def __init__(
+        self, circle: Circle, timeout: float | None, value: Any, message: bytes | Flat | None, partial: bool = False, noted: Any = None
+    ) -> None:
+        super().__init__(circle, timeout)
+        self._value = value
+        self._message = message
+        self._partial = partial
+        self._noted = noted
+        self._missing = set(circle.others)
+
+    def peers(self) -> Iterable[WorkerAddress]:
+        return self.circle.others
+
+    def pair(self, peer: WorkerAddress) -> tuple[str, str]:
+        return self.circle.local, peer
+
+    def waits_for(self) -> Iterable[WorkerAddress]:
+        return [member for member in self.circle.others if member in self._missing]
+
+    def audience(self) -> Iterable[WorkerAddress]:
+        return self.circle.others
+
+    async def run(self) -> None:
+        circle = self.circle
+        message, self._message = self._message, None
+        assert message is not None
+        circle.changes.clear()  # until all have what is sent now
+        records = await circle.records()
+        members = [
+            (member, records[member].incarnation, 0 if member == circle.local else self.keys[member].number) for member in circle.members
+        ]
+        places = [Place(records[member].host_id, records[member].labels.get("rack", "")) for member in circle.members]
+        rank = circle.members.index(circle.local)
+        bulk = None if isinstance(message, bytes) else _packed([leaf.nbytes for leaf in message.leaves])
+        routes = Route.plan(plan_broadcast(places, rank, bulk=bulk is not None), members)
+        facts: dict[str, Any] = {"root": circle.local, "partial": self._partial}
+        if isinstance(message, bytes):
+            relay = Relay(self, circle.local, circle.life, routes, facts, message)
+            relay.pass_small()
+        else:
+            assert bulk is not None
+            relay = Relay(self, circle.local, circle.life, routes, {**facts, "total": bulk}, encode_manifest(message))
+            near = any(places[rank].host == places[other].host for other in range(len(places)) if other != rank)
+            relay.pass_bulk(await self._pack(message, bulk, near))
+        message = None
+        while self._missing:
+            told = await self.next()
+            if told is not None:
+                sender, note = told
+                relay.answer(sender, note)
+                if note.step == Step.DONE:
+                    self._missing.discard(sender)
+        if self._noted is not None:
+            circle.changes.remember(self._noted)
+        self.finish(self._value)
+
+    async def _pack(self, flat: Flat, total: int, shared: bool) -> Bulk:
+        exchange = self.circle.exchange
+        versions = flat.versions()
+        bulk = await Bulk.make(exchange.table, total, shared=shared)
+        await bulk.pack(exchange.home, flat.leaves)
+        if flat.versions() != versions:
+            raise UsageError("a tensor was written to while it was being broadcast", hint="wait for the broadcast before you go on")
+        return bulk
+
+
+class BroadcastMember(Operation):
+    """At one who gets it."""
+
+    name = "broadcast"
+    domain = ROOT
+
+    def __init__(self, circle: Circle, timeout: float | None, root: WorkerAddress, into: Target | None) -> None:
+        super().__init__(circle, timeout)
+        self._root = root
+        self._into = into
+        self._has = False
+
+    def peers(self) -> Iterable[WorkerAddress]:
+        return (self._root,)
+
+    def pair(self, peer: WorkerAddress) -> tuple[str, str]:
+        return self._root, self.circle.local
+
+    def waits_for(self) -> Iterable[WorkerAddress]:
+        return () if self._has else (self._root,)
+
+    def audience(self) -> Iterable[WorkerAddress]:
+        return (self._root,)
+
+    async def run(self) -> None:
+        while True:
+            told = await self.next()
+            if told is None:
+                continue
+            sender, note = told
+            if note.step != Step.HEAD:
+                continue
+            routes = routes_of(note.facts.get("way"))
+            partial = note.facts.get("partial") is True
+            relay = Relay(
+                self, self._root, note.lives.get(self._root, 0), routes, {k: note.facts[k] for k in _KEPT if k in note.facts}, note.body
+            )
+            if "total" not in note.facts:
+                relay.pass_small()
+                await self._give(self._decode_small(note), partial)
+                break
+            manifest, total = self._manifest(note)
+            if "place" in note.facts:
+                array = await self._borrow(sender, note, total)
+                self._answer(sender, note, Step.AGAIN if array is None else Step.TAKEN)
+                if array is None:
+                    continue  # the sender tries otherwise
+                await self._give(await self._rebuild(manifest, array), partial)
+            else:
+                await self._take_pieces(sender, note, manifest, total, relay, bool(routes), partial)
+            break
+        while relay.busy:
+            told = await self.next()
+            if told is not None:
+                relay.answer(*told)
+
+    # ---- the ways it may come
+
+    async def _borrow(self, sender: WorkerAddress, note: Note, total: int) -> Any:
+        """The sender's memory, None if it cannot be used. What is only copied from need not be our own."""
+        link = self.circle.exchange.table.peek(sender)
+        shared = None if link is None else link.receiver.shared
+        if shared is None:
+            return None
+        found: asyncio.Future[Any] = self.circle.exchange.home.loop.create_future()
+
+        def placed(views: Any) -> None:
+            if not found.done():
+                found.set_result(None if views is None else views[0].numpy())
+
+        try:
+            place = memoryview(bytes.fromhex(note.text("place")))
+        except ValueError:
+            raise WireError("the place of a broadcast in shared memory is malformed") from None
+        shared.place([total], place, placed, private=self._into is None)
+        return await found
+
+    async def _take_pieces(
+        self, sender: WorkerAddress, note: Note, manifest: Manifest, total: int, relay: Relay, hands_on: bool, partial: bool
+    ) -> None:
+        circle = self.circle
+        bulk = await Bulk.make(circle.exchange.table, total, shared=hands_on)
+        relay.pass_bulk(bulk)
+        await receive_pieces(circle, sender, note.number("slot"), max(1, note.number("piece")), bulk)
+        if bulk.region is None:
+            # What the user gets is the memory that is being handed on.
+            while relay.busy:
+                told = await self.next()
+                if told is not None:
+                    relay.answer(*told)
+        array = bulk.own() if self._into is None else bulk.array
+        del bulk
+        await self._give(await self._rebuild(manifest, array), partial)
+
+    def _answer(self, sender: WorkerAddress, note: Note, step: str) -> None:
+        if sender == self._root:
+            if step != Step.TAKEN:  # the root is told that we have everything
+                self.tell(sender, step)
+            return
+        key = note.facts.get("answer")
+        if not isinstance(key, list) or len(key) != 4:
+            raise WireError("a broadcast came from a neighbour who does not say how to answer")
+        self.circle.tell(sender, Note(Key(*key), step, {}, {"op": self.name, "of": self.circle.digest}))
+
+    # ---- making the object
+
+    def _decode_small(self, note: Note) -> Any:
+        config = self.circle.exchange.config
+        return _decoded(lambda: decode_inline(memoryview(note.body), allow_pickle=config.allow_pickle))
+
+    def _manifest(self, note: Note) -> tuple[Manifest, int]:
+        config = self.circle.exchange.config
+        limits = Limits(max_manifest_bytes=config.max_manifest_bytes, max_message_bytes=config.max_message_bytes)
+        manifest = decode_manifest(bytes(note.body), limits=limits)
+        total = note.number("total")
+        if total != _packed([spec.nbytes for spec in manifest.specs]):
+            raise WireError(f"a broadcast of {total} bytes does not fit its description")
+        return manifest, total
+
+    async def _rebuild(self, manifest: Manifest, array: Any) -> Any:
+        exchange = self.circle.exchange
+        leaves = split(array, [spec.nbytes for spec in manifest.specs])
+
+        def build() -> Any:
+            return rebuild(manifest, leaves, allow_pickle=exchange.config.allow_pickle)
+
+        if manifest.codec_bytes <= _HEAVY_SKELETON_BYTES:
+            return _decoded(build)
+        return await exchange.home.submit(_decoded, build)
+
+    async def _give(self, value: Any, partial: bool) -> None:
+        """The object is here."""
+        if self._into is not None:
+            value = await self._into.fill(self.circle.exchange.home, value, partial)
+        self._has = True
+        self.tell(self._root, Step.DONE)
+        self.give(value)
+
+
+_KEPT = ("root", "partial", "total")
+
+
+def _packed(sizes: Sequence[int]) -> int:
+    """Bytes of the payload; there is always something to send."""
+    return max(ALIGNMENT, packed_size(sizes))
+
+
+def _decoded(make: Any) -> Any:
+    try:
+        return make()
+    except (UsageError, WireError):
+        raise
+    except Exception as error:  # the classes' own code runs here and may raise anything
+        raise UnsupportedObject(
+            f"the object cannot be rebuilt here: {type(error).__name__}: {error}", hint="its class must be importable on all members"
+        ) from error

@@ -1,0 +1,223 @@
+"""Broadcast, gather and all-to-all: everybody gets what he should, of any kind and size, over any layout of hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import random
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+
+from aiorlinf import init
+from aiorlinf.collective import spread
+from aiorlinf.errors import UsageError
+from tests.cases.sameness import assert_same
+from tests.collective.company import Company, company
+
+LAYOUTS = {
+    "one host": ["", "", "", ""],
+    "two hosts": ["a", "a", "b", "b"],
+    "all apart": ["a", "b", "c", "d"],
+    "mixed up": ["b", "a", "b", "a", "c"],
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_garbage_collection() -> Iterator[None]:
+    """Memory must come back without one."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.unfreeze()
+
+
+@pytest_asyncio.fixture(params=LAYOUTS)
+async def workers(request: pytest.FixtureRequest) -> AsyncIterator[Company]:
+    hosts = LAYOUTS[request.param]
+    async with company(hosts, backend="stream" if "d" in hosts else "auto") as made:
+        yield made
+
+
+@dataclasses.dataclass
+class Row:
+    data: torch.Tensor
+    name: str = "row"
+
+
+def objects() -> dict[str, Any]:
+    """Small and large ones of every kind."""
+    return {
+        "nothing": None,
+        "text": "x" * 100,
+        "tensor": torch.arange(6).reshape(2, 3),
+        "empty": torch.empty(0, 3),
+        "large": torch.arange(300_000, dtype=torch.float32),
+        "ragged": [torch.full((n * 9001,), n, dtype=torch.int16) for n in range(5)],
+        "state": {"w": torch.nn.Parameter(torch.randn(200, 200)), "b": torch.zeros(3, dtype=torch.bfloat16), "n": torch.tensor(7)},
+        "nested": {
+            "row": Row(torch.ones(40_000)),
+            "array": np.arange(30_000),
+            "list": [(1, "a"), {"k": torch.zeros(2, 2)}],
+            "b": b"y" * 90_000,
+        },
+        "long text": "z" * 200_000,
+    }
+
+
+@pytest.mark.asyncio
+async def test_broadcast_brings_everything_to_everybody(workers: Company) -> None:
+    for number, (name, obj) in enumerate(objects().items()):
+        root = number % len(workers)
+        await check_broadcast(workers, obj, root, name)
+        del obj
+    await workers.all_is_free()
+
+
+async def check_broadcast(workers: Company, obj: Any, root: int, name: str) -> None:
+    got = await workers.all(lambda rank: workers[rank].broadcast(obj if rank == root else None, root))
+    for rank, value in enumerate(got):
+        assert value is obj if rank == root else True, name
+        assert_same(value, obj)
+
+
+@pytest.mark.asyncio
+async def test_what_one_member_writes_nobody_else_sees(workers: Company) -> None:
+    tensor = torch.zeros(100_000)
+    got = await workers.all(lambda rank: workers[rank].broadcast(tensor, f"w:{len(workers) - 1}"))
+    for rank, value in enumerate(got):
+        value += rank + 1
+    for rank, value in enumerate(got):
+        assert torch.equal(value, torch.full((100_000,), rank + 1.0))
+    del got, value
+    await workers.all_is_free()
+
+
+@pytest.mark.asyncio
+async def test_a_chain_hands_on_piece_by_piece(workers: Company, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spread, "PIECE_BYTES", 50_000)
+    for size in (20_000, 12_500 * 7, 12_500 * 7 + 1):
+        await check_broadcast(workers, torch.randn(size), 1, f"{size} numbers")
+
+
+@pytest.mark.asyncio
+async def test_gather_in_the_order_of_the_members(workers: Company) -> None:
+    for root in range(len(workers)):
+        await check_gather(workers, root)
+    await workers.all_is_free()
+
+
+async def check_gather(workers: Company, root: int) -> None:
+    kinds = list(objects().values())
+    got = await workers.all(lambda rank: workers[rank].gather(kinds[(rank + root) % len(kinds)], root))
+    for rank, value in enumerate(got):
+        if rank != root:
+            assert value is None
+            continue
+        assert len(value) == len(workers)
+        for other, part in enumerate(value):
+            assert_same(part, kinds[(other + root) % len(kinds)])
+
+
+@pytest.mark.asyncio
+async def test_all_to_all_against_a_model() -> None:
+    chance = random.Random(3)
+    async with company([""] * 8) as workers:
+        for _ in range(40):
+            await check_all_to_all(workers, chance)
+        await workers.all_is_free()
+
+
+async def check_all_to_all(workers: Company, chance: random.Random) -> None:
+    """Three at once."""
+    ranks = range(len(workers))
+    batch = [[[_random_object(chance) for _ in ranks] for _ in ranks] for _ in range(3)]
+    works = [[workers[rank].all_to_all(sent[rank]) for rank in ranks] for sent in batch]
+    for sent, made in zip(batch, works, strict=True):
+        for rank, work in enumerate(made):
+            got = await work.async_wait(20)
+            for other in ranks:
+                assert_same(got[other], sent[other][rank])
+
+
+def _random_object(chance: random.Random, depth: int = 0) -> Any:
+    kind = chance.randrange(7 if depth < 2 else 4)
+    if kind == 0:
+        return chance.randrange(1000)
+    if kind == 1:
+        return "x" * chance.randrange(50)
+    if kind == 2:
+        return torch.full([chance.randrange(5) for _ in range(chance.randrange(3))], float(chance.randrange(9)))
+    if kind == 3:
+        return torch.full((chance.choice([3, 300, 20_000]),), chance.randrange(100), dtype=torch.int64)
+    if kind == 4:
+        return {f"k{n}": _random_object(chance, depth + 1) for n in range(chance.randrange(4))}
+    made = [_random_object(chance, depth + 1) for _ in range(chance.randrange(4))]
+    return made if kind == 5 else tuple(made)
+
+
+@pytest.mark.asyncio
+async def test_many_at_once_and_messages_in_between(workers: Company) -> None:
+    big = torch.arange(50_000)
+    first, last = workers.workers[0], workers.workers[-1]
+    works: list[list[Any]] = [[] for _ in workers.addresses]
+    for number in range(12):
+        for rank in range(len(workers)):
+            calls = workers[rank]
+            works[rank] += [
+                calls.broadcast((number, big + number), number % len(workers)),
+                calls.gather((number, rank), (number + 1) % len(workers)),
+                calls.all_to_all([(number, rank, other) for other in range(len(workers))]),
+            ]
+        await first.send(("message", number, big), last.address)
+    for number in range(12):
+        assert_same(await last.recv(first.address, timeout=20), ("message", number, big))
+        for rank in range(len(workers)):
+            broadcast, gathered, exchanged = [await work.async_wait(20) for work in works[rank][3 * number : 3 * number + 3]]
+            assert_same(broadcast, (number, big + number))
+            everybody = range(len(workers))
+            assert gathered == ([(number, other) for other in everybody] if rank == (number + 1) % len(workers) else None)
+            assert exchanged == [(number, other, rank) for other in everybody]
+
+
+@pytest.mark.asyncio
+async def test_groups_do_not_hear_each_other() -> None:
+    async with company(["", "", ""]) as workers:
+        groups = {
+            name: [worker.collective.create_collective_group(workers.addresses, name) for worker in workers.workers]
+            for name in (None, "x", "y")
+        }
+        works = {name: [group.broadcast((name, group.rank), 2) for group in reversed(groups[name])] for name in groups}
+        for name, made in works.items():
+            assert [await work.async_wait(20) for work in made] == [(name, 2)] * 3
+        pair = [worker.collective.create_collective_group(workers.addresses[:2]) for worker in workers.workers[:2]]
+        sent = pair[0].send("a message")
+        assert await asyncio.gather(*(group.gather(group.rank, "w:1") for group in pair)) == [None, [0, 1]]
+        assert await pair[1].recv(timeout=20) == "a message"
+        await sent
+
+
+@pytest.mark.asyncio
+async def test_who_takes_part() -> None:
+    async with init("w:0") as worker:
+        with pytest.raises(UsageError, match="anybody may join this job"):
+            worker.broadcast(1)
+        with pytest.raises(UsageError, match="w:0 is not among the members x:0, x:1"):
+            worker.gather(1, members=["x:0", "x:1"])
+        nobody: list[Any] = [2, -1, "w:2", True, None]
+        for root in nobody:
+            with pytest.raises(UsageError, match="is no member"):
+                worker.broadcast(1, root, members=["w:0", "w:1"])
+        with pytest.raises(UsageError, match="in another order before"):
+            worker.broadcast(1, members=["w:1", "w:0"])
+        alone = ["w:0"]
+        assert await worker.broadcast("x", members=alone) == "x"
+        assert await worker.gather("x", members=alone) == ["x"]
+        assert await worker.all_to_all(["x"], members=alone) == ["x"]
