@@ -165,6 +165,8 @@ class Receiver:
         size = len(body)
         message_id = 0
         if flags & Flag.WANT_REPLY:
+            if size < MESSAGE_ID.size:
+                raise WireError("a message whose sender wants an answer has no number")
             (message_id,) = MESSAGE_ID.unpack_from(body)
             body = body[MESSAGE_ID.size :]
             size -= MESSAGE_ID.size
