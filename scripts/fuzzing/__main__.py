@@ -1,0 +1,121 @@
+"""``scripts/fuzz``: a million changed inputs; only this library's errors may come out, and memory must not grow."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import sys
+import time
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+
+from aiorlinf.errors import AiorlinfError
+from scripts.fuzzing.links import frame_targets
+from scripts.fuzzing.mutate import mutated
+from scripts.fuzzing.targets import Target, all_targets
+
+__all__ = ["Fault", "fuzz", "main"]
+
+_LOOK_EVERY = 64
+"""Allocations are counted for one input in so many: that is slow."""
+
+_FREE_BYTES = 4 << 20
+"""An input may make a reader allocate so much, and twice its own size: the limits that the targets were given."""
+
+
+class Fault(Exception):
+    """An input that a reader cannot take. Holds the target's name, the input, and what happened."""
+
+    def __init__(self, target: Target, data: bytes, what: str) -> None:
+        super().__init__(f"{target.name}: {what}")
+        self.target = target
+        self.data = data
+
+
+def fuzz(targets: Sequence[Target], inputs: int, seed: int, *, say: bool = False) -> dict[str, tuple[int, int]]:
+    """Feed `inputs` changed inputs, by the targets' shares; per target how many there were, and how many were refused.
+
+    Raises:
+        Fault: a reader raised what it must not, or allocated too much.
+    """
+    source = random.Random(seed)
+    names = [target.name for target in targets]
+    shares = [target.share for target in targets]
+    by_name = dict(zip(names, targets, strict=True))
+    counts = dict.fromkeys(names, (0, 0))
+    for target in targets:
+        for data in target.corpus:
+            _read(target, data)  # good input, and what is made once
+    begin = time.monotonic()
+    for number in range(inputs):
+        target = by_name[source.choices(names, shares)[0]]
+        data = mutated(source, target.corpus)
+        refused = _measured(target, data) if number % _LOOK_EVERY == 0 else _read(target, data)
+        total, before = counts[target.name]
+        counts[target.name] = total + 1, before + refused
+        if say and number % 50_000 == 49_999:
+            print(f"{number + 1:>9} inputs, {time.monotonic() - begin:.0f} s", flush=True)
+    return counts
+
+
+def _read(target: Target, data: bytes) -> bool:
+    """Whether it was refused."""
+    try:
+        target.read(data)
+    except AiorlinfError:
+        return True
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise Fault(target, data, f"{type(error).__name__}: {error}") from error
+    return False
+
+
+def _measured(target: Target, data: bytes) -> bool:
+    tracemalloc.start()
+    try:
+        refused = _read(target, data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    if peak > _FREE_BYTES + 2 * len(data):
+        raise Fault(target, data, f"{peak} bytes were allocated for an input of {len(data)}")
+    return refused
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print what was fed, and return 1 at the first fault, whose input is kept in a file."""
+    with frame_targets() as frames:
+        return _run([*all_targets(), *frames], arguments)
+
+
+def _run(targets: Sequence[Target], arguments: Sequence[str] | None) -> int:
+    parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__)
+    parser.add_argument("--inputs", type=int, default=1_000_000, metavar="N", help="how many in all (default: 1000000)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="the same seed gives the same inputs")
+    parser.add_argument("--only", action="append", choices=[target.name for target in targets], metavar="TARGET", help="may be repeated")
+    parser.add_argument("--replay", metavar="FILE", help="feed this file to the target named with --only, once")
+    parser.add_argument("--out", default=".", metavar="DIR", help="where an input that fails is kept (default: here)")
+    asked = parser.parse_args(arguments)
+    logging.getLogger("aiorlinf").addHandler(logging.NullHandler())
+    logging.getLogger("aiorlinf").propagate = False
+    chosen = [target for target in targets if not asked.only or target.name in asked.only]
+    if asked.replay is not None:
+        print("refused" if _read(chosen[0], Path(asked.replay).read_bytes()) else "taken")
+        return 0
+    try:
+        counts = fuzz(chosen, asked.inputs, asked.seed, say=True)
+    except Fault as fault:
+        file = Path(asked.out) / f"fuzz-{fault.target.name}.bin"
+        file.write_bytes(fault.data)
+        print(f"scripts/fuzz: {fault}\n  kept in {file}; again: scripts/fuzz --only {fault.target.name} --replay {file}", file=sys.stderr)
+        return 1
+    for name, (total, refused) in counts.items():
+        print(f"{name:<18} {total:>9} inputs, {refused:>9} refused")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

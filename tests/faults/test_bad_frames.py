@@ -1,0 +1,52 @@
+"""A frame that makes no sense ends the link, and with it everybody who waits: nobody is left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from aiorlinf.config import CollectiveConfig
+from aiorlinf.errors import AiorlinfError, WireError
+from aiorlinf.wire.frames import Flag, FrameType, frame
+from aiorlinf.work.base import AsyncWork
+from tests.link.stage import Side, StepHome, StepLoop, join
+
+__all__: list[str] = []
+
+_BAD = {
+    "a tensor without a description": frame(FrameType.DATA, 0, b"\xff" * 40, Flag.TENSOR),
+    "a tensor with too few bytes": frame(FrameType.DATA, 0, b"", Flag.TENSOR),
+    "an answer wanted, and no number": frame(FrameType.DATA, 0, b"", Flag.WANT_REPLY),
+    "an OPEN cut short": frame(FrameType.OPEN, 0, b"\x01"),
+    "an OPEN whose manifest is nonsense": frame(FrameType.OPEN, 0, b"\x01" * 80),
+    "a START of nothing": frame(FrameType.START, 7, bytes(16)),
+    "a RELEASE of nothing": frame(FrameType.RELEASE, 0, bytes(16)),
+    "an unknown type": frame(200, 0),
+}
+
+
+@pytest.mark.parametrize("what", _BAD)
+def test_whoever_waits_is_told(what: str) -> None:
+    loop = StepLoop()
+    config = CollectiveConfig(backend="stream")
+    one, two = Side(StepHome(loop), "a:0", "b:0", config), Side(StepHome(loop), "b:0", "a:0", config)
+    join(loop, one, two)
+    one.up()
+    waiting: list[AsyncWork[Any]] = [
+        one.exchange.recv(two.address, 0, 0, None),
+        one.exchange.recv(two.address, 0, 0, None),
+        one.exchange.recv_tensor(two.address, 0, torch.zeros(3), 1, None),
+    ]
+    two.socket.write(_BAD[what])
+    for _ in range(5):
+        one.socket.read(1 << 20)
+        loop.turn()
+    for work in waiting:
+        assert work.done(), f"{work!r} waits for ever"
+        assert isinstance(work.exception(), WireError)
+    two.link.end(lambda: AiorlinfError("over"))
+    loop.turn()
+    assert loop.problems == []
+    loop.close()
