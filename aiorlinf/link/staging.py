@@ -283,11 +283,10 @@ class Landing:
 
     @staticmethod
     def snapshot(tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a tensor's bytes on its device. What its current stream is given from now on may change the tensor."""
+        """A copy of what `fill` has written, on its device. What the current stream is given from now on may change the tensor."""
         runtime, index = place_of(tensor.device)
         current, stream = runtime.current_stream(index), runtime.side_stream(index, IN)
         copy = runtime.empty(tensor.nbytes, index, stream)
-        runtime.wait(stream, runtime.record(current))
         if tensor.nbytes:
             runtime.copy(copy, byte_tensor(tensor), stream)
             runtime.hold(tensor, stream)
@@ -330,7 +329,8 @@ def _copy_in(out: torch.Tensor, source: torch.Tensor, ready: Ready | None) -> tu
             runtime.hold(out, stream)
     if not source.is_cpu and source.numel():
         other, other_index = place_of(source.device)
-        runtime.wait(stream, other.record(other.side_stream(other_index, IN)))
+        if source.device != out.device:  # it was written by a stream of ours over there
+            runtime.wait(stream, other.record(other.side_stream(other_index, IN)))
         runtime.copy(out, source, stream)
         other.hold(source, stream)
     elif source.numel():
