@@ -80,6 +80,11 @@ class Codec(ABC, Generic[P]):
         """How many contexts a worker may have, for both directions together; None: contexts cost nothing."""
         return None
 
+    @property
+    def quick(self) -> bool:
+        """A few ten kilobytes take it less time than it takes to hand them to a thread: the loop may do that itself."""
+        return False
+
     @abstractmethod
     def context(self) -> Context:
         """A new context. One that costs nothing may be the same each time, and then takes any number of calls at once."""

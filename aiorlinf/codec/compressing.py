@@ -180,6 +180,7 @@ class LeafCompressor:
         self._chunks = self._header.chunks if nbytes else 0
         self._overhead = LEAF_HEADER + RECORD_HEADER * self._chunks
         self._looks = nbytes >= SAMPLED_FROM and chunk_bytes >= SAMPLE
+        self._quick = codec.quick
         self._next = 0
         self._emitted = 0
         self._saved = 0
@@ -209,6 +210,10 @@ class LeafCompressor:
         """The next chunk's work; None: there is none now (later there may be, when a job was finished), or ever (`exhausted`)."""
         if self.exhausted:
             return None
+        if self._looks and self._quick and self._next == 0 and not self.running:
+            self._look()
+            if self.raw is not None:
+                return None
         look = self._looks and self._next == 0
         if self._looks and self._next and not self._emitted and 0 not in self._results:
             return None  # the samples are being looked at; more work might be for nothing
@@ -233,6 +238,26 @@ class LeafCompressor:
         self._next += 1
         self.running += 1
         return job
+
+    def _look(self) -> None:
+        """Look at the samples here and now, so that what is sent as it is after all has not waited for a thread."""
+        try:
+            context = self._contexts.try_acquire()
+            if context is None:
+                return
+            self._looks = False
+            start = time.perf_counter()
+            try:
+                random = looks_random(context, self._src, memoryview(bytearray(SAMPLE)))
+            finally:
+                self._contexts.release(context)
+                self._stats.worked(time.perf_counter() - start)
+        except Exception:  # as in `ChunkJob.run`
+            log.warning("a tensor is sent as it is, because its codec failed", exc_info=True)
+            self._give_up(RawReason.FAILED)
+            return
+        if random:
+            self._give_up(RawReason.RANDOM)
 
     def _resources(self) -> tuple[Context | None, BufferLease | None, RawReason | None]:
         try:

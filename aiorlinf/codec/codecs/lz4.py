@@ -109,6 +109,10 @@ class Lz4(Codec[Lz4Parameters], Context):
     def probe(cls) -> None:
         importlib.import_module("lz4.block")
 
+    @property
+    def quick(self) -> bool:
+        return True
+
     def context(self) -> Context:
         return self
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["CODEC", "Zstd", "ZstdContext", "ZstdParameters"]
 
 _MAX_LEVEL = 22
+_QUICK_LEVEL = 3
 _MAX_WINDOW = 1 << 27
 """Bytes of history that a frame may ask us to keep; what the highest level uses."""
 
@@ -99,6 +100,10 @@ class Zstd(Codec[ZstdParameters]):
     @property
     def max_inflight(self) -> int | None:
         return self.parameters.max_inflight
+
+    @property
+    def quick(self) -> bool:
+        return self.parameters.level <= _QUICK_LEVEL
 
     def context(self) -> ZstdContext:
         return ZstdContext(self.parameters.level)
