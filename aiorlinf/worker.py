@@ -22,6 +22,7 @@ from aiorlinf.collective.exchange import Exchange
 from aiorlinf.collective.inbox import Inbox
 from aiorlinf.collective.job_calls import JobCalls
 from aiorlinf.config import JobConfig, load_config
+from aiorlinf.device.registry import parse_device
 from aiorlinf.errors import AiorlinfError, ClosedError, DeadlineExceeded, DeclaredDead, UsageError
 from aiorlinf.link.link import LinkStats
 from aiorlinf.link.me import Self
@@ -83,6 +84,7 @@ def init(
     config: ConfigSource = None,
     loop: Literal["auto", "thread"] = "auto",
     labels: Mapping[str, str] | None = None,
+    device: str | int | torch.device | None = None,
 ) -> Worker:
     """Join a job as one worker.
 
@@ -99,6 +101,8 @@ def init(
             and only the time limits of this one count until it is reached.
         loop: auto, or thread.
         labels: free ones, on top of the host's.
+        device: where received tensors come to that are on an accelerator at their sender: "cpu", "cuda:1" and the like. None: the device
+            of this process's accelerator that is current in the loop's thread when they come; CPU memory if there is none.
 
     Raises:
         UsageError, ConfigError: at the call.
@@ -106,13 +110,14 @@ def init(
             from `await` or `async with`, and from every operation.
     """
     settings = _Settings.gather(address, manager, token, backend, config, labels)
+    landing = None if device is None else parse_device(device)
     if loop not in ("auto", "thread"):
         raise UsageError(f"loop={loop!r}", hint="loop is 'auto' or 'thread'")
     running = asyncio._get_running_loop()
     if running is not None and loop == "auto":
-        return Worker(settings, LoopHome(running, name=f"aiorlinf {settings.address}"), None)
+        return Worker(settings, LoopHome(running, name=f"aiorlinf {settings.address}"), None, landing)
     thread = LoopThread(f"aiorlinf {settings.address}")
-    worker = Worker(settings, thread.home, thread)
+    worker = Worker(settings, thread.home, thread, landing)
     if running is None:
         try:
             worker._started.wait()
@@ -188,7 +193,7 @@ class Worker(JobCalls):
         home: the loop that everything runs on.
     """
 
-    def __init__(self, settings: _Settings, home: LoopHome, thread: LoopThread | None) -> None:
+    def __init__(self, settings: _Settings, home: LoopHome, thread: LoopThread | None, device: torch.device | None = None) -> None:
         self.address = settings.address
         self.home = home
         self._settings = settings
@@ -203,7 +208,8 @@ class Worker(JobCalls):
         self._started: AsyncWork[None] = AsyncWork(home, "init", abort=lambda _: None)
         config = settings.config or JobConfig()
         self._table = LinkTable(home, settings.address, self._ready)
-        self._exchange = Exchange(home, self._table, config.cluster.collective)
+        self._table.device = device
+        self._exchange = Exchange(home, self._table, config.cluster.collective, device)
         self.collective = Collective(self._exchange)
         home.call(self._begin)
 
@@ -408,14 +414,41 @@ class Worker(JobCalls):
         return work if async_op else work.wait()
 
     @overload
-    def recv(self, src: str, *, tag: int = 0, timeout: float | None = None, async_op: Literal[True] = True) -> AsyncWork[Any]: ...
+    def recv(
+        self,
+        src: str,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+        device: str | int | torch.device | None = None,
+        async_op: Literal[True] = True,
+    ) -> AsyncWork[Any]: ...
     @overload
-    def recv(self, src: str, *, tag: int = 0, timeout: float | None = None, async_op: Literal[False]) -> Any: ...
-    def recv(self, src: str, *, tag: int = 0, timeout: float | None = None, async_op: bool = True) -> Any:
+    def recv(
+        self,
+        src: str,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+        device: str | int | torch.device | None = None,
+        async_op: Literal[False],
+    ) -> Any: ...
+    def recv(
+        self,
+        src: str,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+        device: str | int | torch.device | None = None,
+        async_op: bool = True,
+    ) -> Any:
         """As `CollectiveGroup.recv` in the unnamed group of us and `src`; `src` may be our own address."""
         if not async_op:
             self._exchange.check_may_block()
-        work = self._exchange.recv(WorkerAddress(src), 0, tag, timeout)
+        if device is None:
+            work = self._exchange.recv(WorkerAddress(src), 0, tag, timeout)
+        else:
+            work = self._exchange.recv_to(WorkerAddress(src), 0, tag, timeout, device)
         return work if async_op else work.wait()
 
     @overload

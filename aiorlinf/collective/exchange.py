@@ -19,7 +19,7 @@ from aiorlinf.link.incoming import ParcelReceive, Receive
 from aiorlinf.link.link import LinkState
 from aiorlinf.link.outgoing import Outgoing
 from aiorlinf.link.parcel import Parcel, decode_parcel, encode_parcel
-from aiorlinf.link.staging import Departure, ready_now
+from aiorlinf.link.staging import Departure, callers_device, ready_now
 from aiorlinf.wire.flat import Flat, Kind
 from aiorlinf.wire.frames import MAX_TAG, Flag, stream_key
 from aiorlinf.wire.inline import encode_inline, inline_if_small
@@ -43,12 +43,14 @@ class Exchange:
 
     Attributes:
         config: the job's settings; the defaults until the worker is registered.
+        device: where tensors from accelerators come to; None: the device that is current where `recv` is called.
     """
 
-    def __init__(self, home: LoopHome, table: LinkTable, config: CollectiveConfig) -> None:
+    def __init__(self, home: LoopHome, table: LinkTable, config: CollectiveConfig, device: torch.device | None = None) -> None:
         self.home = home
         self.table = table
         self.local = table.address
+        self.device = device
         self._links = table.by_address
         self._left_behind = table.left_behind
         self.configure(config)
@@ -357,6 +359,8 @@ class Exchange:
     def _receive(self, operation: str, peer: WorkerAddress, receive: Receive, timeout: float | None) -> AsyncWork[Any]:
         work: AsyncWork[Any] = AsyncWork(self.home, operation, abort=cancel_receive, give_back=receive.give_back, detail=receive)
         receive.work = work
+        if receive.device is None and self.device is None and not self.home.on_home():
+            receive.device = callers_device()
         self._run(work, self._post, peer, receive)
         self._limit(work, timeout, peer, receive.key & MAX_TAG)
         return work

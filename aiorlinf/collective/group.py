@@ -114,11 +114,33 @@ class CollectiveGroup(CollectiveCalls):
 
     @overload
     def recv(
-        self, src: int | str | None = None, *, tag: int = 0, timeout: float | None = None, async_op: Literal[True] = True
+        self,
+        src: int | str | None = None,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+        device: str | int | torch.device | None = None,
+        async_op: Literal[True] = True,
     ) -> AsyncWork[Any]: ...
     @overload
-    def recv(self, src: int | str | None = None, *, tag: int = 0, timeout: float | None = None, async_op: Literal[False]) -> Any: ...
-    def recv(self, src: int | str | None = None, *, tag: int = 0, timeout: float | None = None, async_op: bool = True) -> Any:
+    def recv(
+        self,
+        src: int | str | None = None,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+        device: str | int | torch.device | None = None,
+        async_op: Literal[False],
+    ) -> Any: ...
+    def recv(
+        self,
+        src: int | str | None = None,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+        device: str | int | torch.device | None = None,
+        async_op: bool = True,
+    ) -> Any:
         """Receive the next object sent with `send` under this tag.
 
         Containers, dataclasses, parameters and flags come back as what they were; everything is writable and owned by the caller.
@@ -130,9 +152,12 @@ class CollectiveGroup(CollectiveCalls):
             src: rank or address of the sender; may be left out in a group of two.
             tag: 0 to 2**32-1.
             timeout: seconds; None waits as long as the peer lives.
+            device: where tensors come to that are on an accelerator at the sender; None: the worker's `device`. Other tensors stay in CPU
+                memory.
             async_op: False waits and returns the object.
 
         Raises:
+            UsageError: at the call: no such device in this process.
             Mismatch: the sender called `send_tensor`.
             UnsupportedObject: the object cannot be rebuilt here, for instance because its class is missing.
             RemoteError: the sender failed in the middle.
@@ -142,7 +167,11 @@ class CollectiveGroup(CollectiveCalls):
         """
         if not async_op:
             self._exchange.check_may_block()
-        work = self._exchange.recv(self._peer(src, "src"), self._context, tag, timeout)
+        peer = self._peer(src, "src")
+        if device is None:
+            work = self._exchange.recv(peer, self._context, tag, timeout)
+        else:
+            work = self._exchange.recv_to(peer, self._context, tag, timeout, device)
         return work if async_op else work.wait()
 
     @overload

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import os
 import pkgutil
 from typing import TYPE_CHECKING
 
@@ -37,14 +39,21 @@ def usable_runtime(kind: str) -> Runtime | None:
 
 def accelerator() -> Runtime | None:
     """The runtime of this process's accelerator, None if it has none. A process has devices of one type at most, as torch has it."""
-    for kind in (*_added, *_known()):
-        if kind != "cpu":
-            runtime = usable_runtime(kind)
-            if runtime is not None:
-                return runtime
-    return None
+    for kind in _added:
+        runtime = usable_runtime(kind)
+        if runtime is not None:
+            return runtime
+    return _built_in(os.getpid())
 
 
+@functools.lru_cache(maxsize=1)
+def _built_in(_pid: int) -> Runtime | None:
+    """Asked for every message that has a tensor of an accelerator; the answer changes with a fork at most."""
+    found = (usable_runtime(kind) for kind in _known() if kind != "cpu")
+    return next((runtime for runtime in found if runtime is not None), None)
+
+
+@functools.cache
 def _known() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(_kinds.__path__))
 

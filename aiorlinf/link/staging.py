@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from aiorlinf.device.runtime import Event, Runtime, Stream
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["Departure", "Landing", "Ready", "Trip", "place_of", "ready_now", "watch_events"]
+__all__ = ["Departure", "Landing", "Ready", "Trip", "callers_device", "place_of", "ready_now", "watch_events"]
 
 _INLINE_BYTES = 1 << 20
 """Smaller copies are begun on the loop; larger ones in a private thread, for memory has to be pinned or filled."""
@@ -58,6 +58,12 @@ def place_of(device: torch.device) -> tuple[Runtime, int]:
     if runtime is None:
         raise UnsupportedObject(f"tensors on device {str(device)!r} cannot be sent from this process", hint="send tensor.cpu()")
     return runtime, device.index or 0
+
+
+def callers_device() -> torch.device | None:
+    """The accelerator device that is current in the calling thread, if this process uses one already."""
+    runtime = accelerator()
+    return None if runtime is None or not runtime.started() else torch.device(runtime.kind, runtime.current_device())
 
 
 def ready_now(tensor: torch.Tensor) -> Ready:

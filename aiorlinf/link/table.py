@@ -48,6 +48,8 @@ from aiorlinf.rendezvous.hosts import local_failure
 from aiorlinf.wire.handshake import ClientHandshake, Hello, Refusal, ServerHandshake
 
 if TYPE_CHECKING:
+    import torch
+
     from aiorlinf.link.connection import Connection
     from aiorlinf.work.home import LoopHome
 
@@ -102,6 +104,7 @@ class LinkTable:
         self.memory: HostMemory | None = None
         self._passes_on = False
         self._emulation: Emulation | None = None
+        self.device: torch.device | None = None  # where tensors come to that were on accelerators, see `link.staging.Landing`
         self.pool = TensorBufferPool(CollectiveConfig().tensor_buffer_pool.max_bytes)
         self.coding: Coding | None = None
         self._trimmer: Trimmer | None = None
@@ -176,6 +179,7 @@ class LinkTable:
         config = (self._self.config if self._self is not None else JobConfig()).cluster.collective
         link = Link(self.home, self.address, peer, config, self.wildcards, self._orders, self._on_link_end)
         link.receiver.pool = self.pool
+        link.receiver.delivery.landing.default = self.device
         link.receiver.on_late = functools.partial(self._given_back_late, link)
         self._links[peer] = link
         return link

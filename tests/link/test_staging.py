@@ -105,7 +105,7 @@ async def test_where_it_lands(pair: tuple[Worker, Worker], fake: FakeAccelerator
     values = torch.arange(100.0)
     for device in ("cpu", "fake:1", "fake", torch.device("fake", 0)):
         work = a.send((fake.late(values), values), "b:0")
-        got, plain = await b._exchange.recv_to(a.address, 0, 0, None, device)
+        got, plain = await b.recv(a.address, device=device)
         await work
         assert same(fake, got, values, "fake:0" if device == "fake" else str(device))
         assert plain.is_cpu
@@ -114,7 +114,7 @@ async def test_where_it_lands(pair: tuple[Worker, Worker], fake: FakeAccelerator
     assert same(fake, (await b.recv("a:0"))[0], values, "fake:1")
     await work
     with pytest.raises(UsageError, match="2 devices"):
-        b._exchange.recv_to(a.address, 0, 0, None, "fake:2")
+        b.recv(a.address, device="fake:2")
 
 
 @pytest.mark.asyncio
@@ -123,7 +123,7 @@ async def test_what_comes_before_it_was_asked_for(pair: tuple[Worker, Worker], f
     values = torch.arange(1000, dtype=torch.int32)
     await a.send([fake.late(values)], "b:0", tag=1)  # within the window: done when it is there
     work = a.send(fake.late(values), "b:0", tag=2)
-    got = await b._exchange.recv_to(a.address, 0, 1, None, "fake:1")
+    got = await b.recv("a:0", tag=1, device="fake:1")
     assert same(fake, got[0], values, "fake:1")
     assert same(fake, await b.recv("a:0", tag=2), values, "fake:0")
     await work
@@ -219,3 +219,27 @@ async def test_a_tensor_dropped_at_the_call(pair: tuple[Worker, Worker], fake: F
     assert fake.memory(0)[0] == fake.memory(0)[1]
     fake.drain()
     assert fake.blocks == 0
+
+
+@pytest.mark.asyncio
+async def test_the_device_of_a_worker() -> None:
+    with FakeAccelerator(2) as fake:
+        async with init("a:0") as a, init("b:0", device="fake:1") as b, init("c:0", device="cpu") as c:
+            for worker, device in ((b, "fake:1"), (c, "cpu")):
+                group = worker.collective.create_collective_group(["a:0", worker.address])
+                work = a.send(fake.late(torch.ones(3)), worker.address)
+                assert same(fake, await worker.recv("a:0"), torch.ones(3), device)
+                await work
+                work = a.send(fake.late(torch.ones(3)), worker.address)
+                assert same(fake, await group.recv(device="fake:0"), torch.ones(3), "fake:0")
+                await work
+        with pytest.raises(UsageError, match="2 devices"):
+            init("d:0", device="fake:7")
+
+
+def test_the_current_device_is_the_callers() -> None:
+    with FakeAccelerator(2) as fake, init("a:0", loop="thread") as a:
+        fake.set_device(1)  # of this thread, not of the loop's
+        work = a.send(fake.late(torch.ones(3)), "a:0")
+        assert same(fake, a.recv("a:0").wait(), torch.ones(3), "fake:1")
+        work.wait()
