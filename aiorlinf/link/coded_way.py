@@ -74,9 +74,10 @@ class CodedWay:
         def make(src: memoryview, contexts: ContextSource) -> LeafCompressor:
             return provider.leaf_compressor(src, use, contexts, stats)
 
-        leaves = [
-            (memoryview(b"") if leaf.raw is None else leaf.raw, tried) for leaf, tried in zip(out.flat.leaves, out.tried, strict=True)
-        ]
+        leaves = []
+        for leaf, tried in zip(out.flat.leaves, out.tried, strict=True):
+            assert leaf.raw is not None
+            leaves.append((leaf.raw, tried))
         payload = PayloadCompressor(leaves, make)
         pump, message_id = self._host.pump, out.message_id
         payload.on_ready = lambda: pump.wake(message_id)

@@ -187,8 +187,10 @@ def test_what_would_be_tried_is_what_is_planned_to_be() -> None:
 
 def test_accelerator_tensors_are_left_alone() -> None:
     provider = provider_of()
-    leaf = Leaf(LeafSpec(100_000, "uint8", (100_000,), 0, Device.CUDA), dense(100_000), dense(100_000), None)
-    assert provider.plan(Flat(Kind.TENSOR, [], [leaf])) == [RawReason.DEVICE]
+    spec = LeafSpec(100_000, "uint8", (100_000,), 0, Device.CUDA)
+    staged = Leaf(spec, None, dense(100_000), None)  # on its way through host memory
+    assert provider.plan(Flat(Kind.TENSOR, [], [staged])) == [RawReason.DEVICE]
+    leaf = Leaf(spec, None, None, None)
     with pytest.raises(ValueError, match="not in CPU memory"):
         provider.compressor(leaf)
 
