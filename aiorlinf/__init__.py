@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from aiorlinf.collective.inbox import Inbox
     from aiorlinf.config import JobConfig, load_config
     from aiorlinf.launch.api import launch, launch_async
+    from aiorlinf.link.diagnosis import dump_all, dump_on_signal
     from aiorlinf.link.link import LinkStats
+    from aiorlinf.link.pending import PendingOperation
     from aiorlinf.manager.membership import Membership, MembershipEvent, Peer
     from aiorlinf.wire.plain import register_dataclass
-    from aiorlinf.link.diagnosis import dump_all, dump_on_signal
     from aiorlinf.work.base import AsyncWork
-    from aiorlinf.link.pending import PendingOperation
     from aiorlinf.work.combine import wait_all, wait_first
     from aiorlinf.worker import Worker, WorkerStats, init
 
@@ -38,18 +38,18 @@ __all__ = [
     "Membership",
     "MembershipEvent",
     "Peer",
+    "PendingOperation",
     "Worker",
     "WorkerAddress",
     "WorkerStats",
+    "dump_all",
+    "dump_on_signal",
     "errors",
     "init",
     "launch",
-    "PendingOperation",
     "launch_async",
     "load_config",
     "register_dataclass",
-    "dump_all",
-    "dump_on_signal",
     "wait_all",
     "wait_first",
 ]
@@ -67,21 +67,21 @@ _HOMES = {
     "Membership": "manager.membership",
     "MembershipEvent": "manager.membership",
     "Peer": "manager.membership",
+    "PendingOperation": "link.pending",
     "Worker": "worker",
     "WorkerAddress": "address",
     "WorkerStats": "worker",
+    "dump_all": "link.diagnosis",
+    "dump_on_signal": "link.diagnosis",
     "errors": None,
     "init": "worker",
     "launch": None,
     "launch_async": "launch.api",
     "load_config": "config",
     "register_dataclass": "wire.plain",
-    "PendingOperation": "link.pending",
     "wait_all": "work.combine",
     "wait_first": "work.combine",
 }
-    "dump_all": "link.diagnosis",
-    "dump_on_signal": "link.diagnosis",
 
 
 if not TYPE_CHECKING:  # a type checker would take it to mean that any name is there

@@ -20,6 +20,7 @@ from aiorlinf.link.link import LinkState
 from aiorlinf.link.outgoing import Outgoing
 from aiorlinf.link.parcel import Parcel, decode_parcel, encode_parcel
 from aiorlinf.link.staging import Departure, callers_device, ready_now
+from aiorlinf.link.unpacking import unpack_parcel
 from aiorlinf.wire.flat import Flat, Kind
 from aiorlinf.wire.frames import MAX_TAG, Flag, stream_key
 from aiorlinf.wire.inline import encode_inline, inline_if_small
@@ -355,6 +356,18 @@ class Exchange:
     def decode_parcel(self, parcel: Parcel) -> Any:
         """The object that a parcel holds; the parcel is empty afterwards. Raises as `recv`."""
         return decode_parcel(parcel, allow_pickle=self.config.allow_pickle)
+
+    def unpack_parcel(self, parcel: Parcel, device: str | int | torch.device | None = None) -> AsyncWork[Any]:
+        """The object that a parcel holds, its tensors where `recv` would bring them; the parcel is empty afterwards.
+
+        Cancelling leaves the parcel whole.
+
+        Raises:
+            UsageError: the parcel is empty or in use; no such device in this process.
+        """
+        self.check(0)
+        target = parse_device(device) if device is not None else self.device or (None if self.home.on_home() else callers_device())
+        return unpack_parcel(self.home, parcel, allow_pickle=self.config.allow_pickle, device=target)
 
     def _receive(self, operation: str, peer: WorkerAddress, receive: Receive, timeout: float | None) -> AsyncWork[Any]:
         work: AsyncWork[Any] = AsyncWork(self.home, operation, abort=cancel_receive, give_back=receive.give_back, detail=receive)

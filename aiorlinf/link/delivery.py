@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from aiorlinf.errors import AiorlinfError, UnsupportedObject
+from aiorlinf.errors import AiorlinfError
 from aiorlinf.link.incoming import Incoming, Receive
 from aiorlinf.link.memory import Copy, byte_tensor, copy_bytes
-from aiorlinf.link.parcel import Parcel, encode_parcel
+from aiorlinf.link.parcel import Parcel, cannot_rebuild, encode_parcel
 from aiorlinf.link.staging import Landing
 from aiorlinf.wire.inline import decode_inline
 from aiorlinf.wire.tree import rebuild
@@ -212,12 +212,7 @@ class Delivery:
 
     def undecodable(self, error: BaseException, receive: Receive) -> AiorlinfError:
         """The error of a receive whose object cannot be rebuilt."""
-        if isinstance(error, AiorlinfError):
-            return about(error, receive)
-        text = f"the object cannot be rebuilt here: {type(error).__name__}: {error}"
-        failure = UnsupportedObject(text, hint="its class must be importable on both sides")
-        failure.__cause__ = error
-        return about(failure, receive)
+        return about(cannot_rebuild(error), receive)
 
 
 def _outcome(

@@ -7,11 +7,11 @@ sent on uses plain `recv`; neither knows of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from aiorlinf.errors import UnsupportedObject, UsageError
+from aiorlinf.errors import AiorlinfError, UnsupportedObject, UsageError
 from aiorlinf.link.incoming import Content, Incoming
 from aiorlinf.link.memory import byte_view, fresh_bytes
 from aiorlinf.link.outgoing import Outgoing
@@ -29,10 +29,35 @@ if TYPE_CHECKING:
     from aiorlinf.link.loan import Held
     from aiorlinf.work.base import AsyncWork
 
-__all__ = ["Parcel", "decode_parcel", "encode_parcel"]
+__all__ = ["Contents", "Parcel", "cannot_rebuild", "decode_parcel", "encode_parcel"]
 
 _INLINE_MAX_BYTES = 64 * 1024
 _ANY_SIZE = Limits(max_manifest_bytes=2**32 - 1, max_message_bytes=2**64 - 1)
+
+
+def cannot_rebuild(error: BaseException) -> AiorlinfError:
+    """The error of a receive whose object cannot be rebuilt for this reason."""
+    if isinstance(error, AiorlinfError):
+        return error
+    text = f"the object cannot be rebuilt here: {type(error).__name__}: {error}"
+    failure = UnsupportedObject(text, hint="its class must be importable on both sides")
+    failure.__cause__ = error
+    return failure
+
+
+class Contents(NamedTuple):
+    """What is in a parcel: a small message as it is, or the description and the leaves, one-dimensional uint8."""
+
+    body: bytes | None
+    manifest: Manifest | None
+    memory: Sequence[torch.Tensor]
+
+    def rebuild(self, tensors: Sequence[torch.Tensor] | None, *, allow_pickle: bool) -> Any:
+        """The object, over other tensors than its own memory if some are given. Any thread."""
+        if self.body is not None:
+            return decode_inline(memoryview(self.body), allow_pickle=allow_pickle)
+        assert self.manifest is not None
+        return rebuild(self.manifest, self.memory if tensors is None else tensors, allow_pickle=allow_pickle)
 
 
 class Parcel:
@@ -143,19 +168,25 @@ class Parcel:
         self.close()
         return message
 
-    def decode(self, *, allow_pickle: bool = True) -> Any:
-        """See `decode_parcel`."""
+    def take(self) -> Contents:
+        """Somebody looks into it, and nobody else may use it until `done_with`.
+
+        Raises:
+            UsageError: it is empty or in use.
+        """
         self._check_whole()
         if self._sends:
-            raise UsageError("the parcel is being sent")
-        body, manifest, memory = self._body, self._manifest, self._memory
-        if body is not None:
-            value = decode_inline(memoryview(body), allow_pickle=allow_pickle)
-        else:
-            assert manifest is not None
-            value = rebuild(manifest, memory, allow_pickle=allow_pickle)
-        self.close()
-        return value
+            raise UsageError("the parcel is being sent or unpacked")
+        self._sends = 1
+        self._alone = True
+        return Contents(self._body, self._manifest, self._memory)
+
+    def done_with(self, *, empty: bool) -> None:
+        """He has what was in it, or leaves it as it was."""
+        self._sends = 0
+        self._alone = False
+        if empty:
+            self.close()
 
     def _check_whole(self) -> None:
         if self.closed:
@@ -190,11 +221,20 @@ def encode_parcel(
 def decode_parcel(parcel: Parcel, *, allow_pickle: bool = True) -> Any:
     """The object that the parcel holds, over its memory, without a copy of large parts. The parcel is empty afterwards, unless it raises.
 
+    Tensors that were on an accelerator at the sender are in CPU memory; `link.unpacking` brings them to one.
+
     Raises:
-        UsageError: the parcel is empty or being sent.
+        UsageError: the parcel is empty or in use.
         UnsupportedObject, WireError: as `recv`; and whatever the classes' own code raises.
     """
-    return parcel.decode(allow_pickle=allow_pickle)
+    contents = parcel.take()
+    empty = False
+    try:
+        value = contents.rebuild(None, allow_pickle=allow_pickle)
+        empty = True
+    finally:
+        parcel.done_with(empty=empty)
+    return value
 
 
 def _memory_of(leaf: Leaf, index: int, copy: bool, pool: TensorBufferPool | None) -> torch.Tensor:

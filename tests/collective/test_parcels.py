@@ -577,6 +577,61 @@ def test_a_parcel_that_cannot_be_decoded_stays_whole() -> None:
     assert decode_parcel(parcel)[0] == Trap(3)
 
 
+# ---- unpacked where it is
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_a_parcel_is_unpacked(three: Three, name: str) -> None:
+    parcel = parcel_of(three, OBJECTS[name])
+    work = three.to_b.exchange.unpack_parcel(parcel)
+    three.settle()
+    assert_same(work.result(), OBJECTS[name])
+    assert parcel.closed
+    with pytest.raises(UsageError, match="is empty"):
+        three.to_b.exchange.unpack_parcel(parcel)
+
+
+def test_a_long_pickle_is_read_in_a_private_thread_and_can_be_cancelled(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiorlinf.link.unpacking._HEAVY_BYTES", 100)
+    obj = {"numbers": list(range(2000)), "x": torch.randn(1000)}
+    parcel = parcel_of(three, obj)
+    work = three.to_b.exchange.unpack_parcel(parcel)
+    assert not work.done()
+    for use in (decode_parcel, three.to_b.exchange.unpack_parcel, lambda parcel: pass_on(three, parcel)):
+        with pytest.raises(UsageError, match="being sent"):
+            use(parcel)
+    assert work.cancel()
+    assert not parcel.closed
+    again = three.to_b.exchange.unpack_parcel(parcel)
+    three.settle()
+    assert_same(again.result(), obj)
+
+
+def test_a_parcel_that_is_closed_while_it_is_unpacked(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiorlinf.link.unpacking._HEAVY_BYTES", 100)
+    parcel = parcel_of(three, {"numbers": list(range(2000)), "x": torch.randn(1000)})
+    work = three.to_b.exchange.unpack_parcel(parcel)
+    parcel.close()
+    three.settle()
+    assert work.result()["numbers"] == list(range(2000))
+    assert parcel.closed
+
+
+def test_a_parcel_that_cannot_be_unpacked_stays_whole(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
+    parcel = parcel_of(three, [Trap(1), torch.zeros(3000)])
+    with monkeypatch.context() as patch:
+        patch.delattr("tests.collective.test_parcels._spring")
+        work = three.to_b.exchange.unpack_parcel(parcel)
+        three.settle()
+        with pytest.raises(UnsupportedObject, match="cannot be rebuilt here: AttributeError"):
+            work.result()
+    assert not parcel.closed
+    sent, got = pass_on(three, parcel), receive(three)
+    three.settle()
+    assert got.result()[0] == Trap(1)
+    sent.result()
+
+
 # ---- real workers
 
 
