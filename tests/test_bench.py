@@ -248,3 +248,12 @@ def test_summary_numbers() -> None:
     ]  # fmt: skip
     assert quantile(list(range(1000)), 0.99) == 990
     assert quantile([7.0], 0.99) == 7.0
+
+
+def test_membership_measures_jobs_of_several_sizes() -> None:
+    done = bench("membership", "--workers", "20", "40")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith(("| 20 ", "| 40 "))]
+    assert [len(row) for row in rows] == [8, 8]
+    assert all(float(cell.split()[0].replace(",", "")) > 0 for row in rows for cell in row[2:6])
+    assert "Cost with 40 workers to that with 20: join " in done.stdout

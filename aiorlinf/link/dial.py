@@ -9,7 +9,7 @@ from typing import Any
 
 from aiorlinf.errors import LinkError, RendezvousError
 from aiorlinf.link.connection import Connection
-from aiorlinf.wire.handshake import ClientHandshake, Done, Fail, Hello, Instruction, Refusal, ServerHandshake, Write
+from aiorlinf.wire.handshake import ClientHandshake, Done, Fail, HandshakeState, Hello, Instruction, Refusal, ServerHandshake, Write
 
 __all__ = ["Refused", "ServerSide", "dial", "dial_unix", "tune"]
 
@@ -159,9 +159,9 @@ class ServerSide:
         return self.handshake
 
     @property
-    def silent(self) -> bool:
-        """It has not said a word."""
-        return self.handshake is None
+    def early(self) -> bool:
+        """It has not even said whole what anybody could say."""
+        return self.handshake is None or self.handshake.state is HandshakeState.PREAMBLE
 
     def _raw(self, data: bytes) -> None:
         if not self._over:  # otherwise it must not be told that it was taken

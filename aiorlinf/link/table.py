@@ -21,6 +21,7 @@ from aiorlinf.errors import (
     AiorlinfError,
     BackendUnavailable,
     ClosedError,
+    DeclaredDead,
     InternalError,
     LinkError,
     PeerLeft,
@@ -44,6 +45,7 @@ from aiorlinf.manager.lifeline import Lifeline
 from aiorlinf.manager.mirror import News
 from aiorlinf.manager.protocol import WorkerRecord
 from aiorlinf.manager.throttle import Throttle
+from aiorlinf.rendezvous.door import Door
 from aiorlinf.rendezvous.hosts import local_failure
 from aiorlinf.wire.handshake import ClientHandshake, Hello, Refusal, ServerHandshake
 
@@ -100,7 +102,7 @@ class LinkTable:
         self._dialling: set[WorkerAddress] = set()
         self._connects: dict[WorkerAddress, asyncio.Task[None]] = {}
         self._unproven: dict[ServerSide, None] = {}
-        self._servers: list[asyncio.Server] = []
+        self._doors: list[Door] = []
         self.memory: HostMemory | None = None
         self._passes_on = False
         self._emulation: Emulation | None = None
@@ -267,6 +269,8 @@ class LinkTable:
                 if refused.code == "yield":
                     tried[where] = "both sides connected at once, and the peer's own connection did not come"
                     await self._until_up(link, _YIELD_SECONDS)
+                elif refused.code == "dead":  # the manager has told the peer before it could tell us
+                    raise DeclaredDead(f"{me.identity} was declared dead, says {peer}: {refused.message}", local=self.address) from None
                 elif refused.code not in ("target", "stale"):
                     raise
                 else:
@@ -371,10 +375,18 @@ class LinkTable:
             self._emulation = Emulation(self.home, self.address, emulation, manager)
         for link in self._links.values():
             link.configure(me.config.cluster.collective)
-        loop = self.home.loop
-        self._servers.append(await loop.create_server(lambda: self._accept(me), sock=sock, backlog=1024))
-        if unix is not None:
-            self._servers.append(await loop.create_unix_server(lambda: self._accept(me), sock=unix, backlog=1024))
+        for listener in (sock, unix):
+            if listener is not None:
+                self._doors.append(
+                    Door(
+                        self.home.loop,
+                        listener,
+                        lambda: self._accept(me),
+                        time_limit_s=me.config.cluster.network.handshake_timeout_s,
+                        limit=lambda: _MAX_UNPROVEN - len(self._unproven),
+                        turned_away=lambda why: self._warnings.warn(f"{self.address} refused a connection: %s", LinkError(why)),
+                    )
+                )
 
     def _accept(self, me: Self) -> Connection:
         def make(remote: str | None) -> ServerHandshake:
@@ -382,11 +394,14 @@ class LinkTable:
 
         side = ServerSide(self.home.loop, make, me.config.cluster.network.handshake_timeout_s, self._proved, self._unproved)
         if len(self._unproven) >= _MAX_UNPROVEN:
-            # Those who never said a word go first: a real worker begins its handshake at once.
-            oldest = next((side for side in self._unproven if side.silent), next(iter(self._unproven)))
+            # Those who could be anybody go first: a real worker says its preamble at once.
+            oldest = next((side for side in self._unproven if side.early), next(iter(self._unproven)))
             del self._unproven[oldest]
             oldest.abort()
         self._unproven[side] = None
+        if self._closed:  # let in at the moment of closing
+            del self._unproven[side]
+            side.abort()
         return side.connection
 
     def _judge(self, me: Self, hello: Hello) -> Hello | Refusal:
@@ -603,9 +618,9 @@ class LinkTable:
             link.end(make_error)
 
     def _stop_serving(self) -> None:
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
+        for door in self._doors:
+            door.close()
+        self._doors.clear()
         for side in list(self._unproven):
             side.abort()
         self._unproven.clear()

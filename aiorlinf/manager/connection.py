@@ -44,7 +44,6 @@ class ManagerConnection(asyncio.Protocol):
         self.local_host = ""  # our address of this connection, once connected
         self.peer_host = ""  # the peer's address of this connection, once connected
         self.remote = ""  # the same with its port, for messages
-        self.silent = True  # nothing was received yet
         self.ended = False  # the other side closed it, in an orderly way
         self.retryable = True  # if it is closed before the handshake is done: whether another try may succeed
         self._handshake = handshake
@@ -64,6 +63,11 @@ class ManagerConnection(asyncio.Protocol):
     def closing(self) -> bool:
         """Whether nothing can be sent any more."""
         return self._reason is not None or self._transport is None or self._transport.is_closing()
+
+    @property
+    def early(self) -> bool:
+        """Whether the other side has not even said whole what anybody could say."""
+        return self._handshake.state is HandshakeState.PREAMBLE
 
     @property
     def closed_here(self) -> bool:
@@ -117,12 +121,10 @@ class ManagerConnection(asyncio.Protocol):
         if self._reason is not None:  # dropped before it was even made
             self._transport.abort()
             return
-        _keep_alive(transport.get_extra_info("socket"))
         self._timer = asyncio.get_running_loop().call_later(self._time_limit_s, self._too_slow)
         self._obey(self._handshake.start())
 
     def data_received(self, data: bytes) -> None:
-        self.silent = False
         if self.peer is None:
             self._obey(self._handshake.feed(data))
         else:
@@ -159,6 +161,7 @@ class ManagerConnection(asyncio.Protocol):
             else:
                 self._stop_timer()
                 self.peer = instruction.peer
+                _keep_alive(self._transport.get_extra_info("socket"))
                 self._on_ready(instruction.peer)
                 self._take(self._handshake.leftover)
 
@@ -191,7 +194,6 @@ def _keep_alive(sock: socket.socket | None) -> None:
     if sock is None:
         return
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():
             if hasattr(socket, name):

@@ -43,8 +43,8 @@ from aiorlinf.manager.requests import (
 )
 from aiorlinf.manager.roster import Patience
 from aiorlinf.manager.throttle import Throttle
+from aiorlinf.rendezvous.door import Door
 from aiorlinf.rendezvous.hosts import (
-    LISTEN_BACKLOG,
     format_endpoint,
     host_identity,
     is_wildcard,
@@ -52,7 +52,7 @@ from aiorlinf.rendezvous.hosts import (
     outward_host,
     process_identity,
 )
-from aiorlinf.wire.handshake import Hello, ServerHandshake
+from aiorlinf.wire.handshake import Hello, ServerHandshake, encode_hello
 
 __all__ = ["RECOVERY_S", "ManagerService", "max_unproven"]
 
@@ -110,9 +110,8 @@ class ManagerService:
             _log.warning("cluster.net_emulation names %s, but the job has no such worker", name)
         self._directory = self._new_directory(told, workers, recover)
         self._budgets = Budgets(self.config.cluster.net_emulation)
-        self._hello = self._new_hello()
-        self.handshake()  # a configuration that is too large for it fails here and not at every connection
-        self._server: asyncio.Server | None = None
+        self._greet()  # a configuration that is too large for it fails here and not at every connection
+        self._door: Door | None = None
         self._closed = False
         self._numbers = itertools.count(1)
         self._unproven: dict[_Session, None] = {}  # connections in the handshake, oldest first
@@ -139,14 +138,16 @@ class ManagerService:
         silent, broken, closed = (math.ceil(each / self._tick_s) + 1 for each in seconds)
         return Patience(silent, min(broken, silent), min(closed, silent))
 
-    def _new_hello(self) -> Hello:
+    def _greet(self) -> None:
+        """What every connection is told from now on."""
         told: dict[str, Any] = {"process": process_identity(), "recovering": self._directory.recovering}
         if self._directory.config is not None:
             told["config"] = self._directory.config
-        return Hello(role="manager", job=self.job, host_id=host_identity(), capabilities=told)
+        self._hello = Hello(role="manager", job=self.job, host_id=host_identity(), capabilities=told)
+        self._hello_frame = encode_hello(self._hello)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "running" if self._server is not None else "new"
+        state = "closed" if self._closed else "running" if self._door is not None else "new"
         living = len(self._directory.living)
         return f"<ManagerService {self.address or 'not started'} job {self.job} {state}, {living} workers, {self.refused} refused>"
 
@@ -161,20 +162,23 @@ class ManagerService:
         """
         if self._closed:
             raise ClosedError("this manager was closed")
-        if self._server is not None:
+        if self._door is not None:
             raise UsageError("this manager is running already")
         network = self.config.cluster.network
         wanted = network.port_range if port == 0 else (port, port)
         listener = await open_listener(host, wanted)
-        try:
-            self._server = await asyncio.get_running_loop().create_server(self._accept, sock=listener, backlog=LISTEN_BACKLOG)
-        except BaseException:
-            listener.close()
-            raise
         bound_host, bound_port = listener.getsockname()[:2]
         if is_wildcard(bound_host):
             bound_host = network.advertise_host or outward_host()
         self.address = format_endpoint(bound_host, bound_port)
+        self._door = Door(
+            asyncio.get_running_loop(),
+            listener,
+            self._accept,
+            time_limit_s=network.handshake_timeout_s,
+            limit=lambda: self.max_unproven - len(self._unproven),
+            turned_away=self._turned_away,
+        )
         self._ticker = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
 
     def _tick(self) -> None:
@@ -182,7 +186,7 @@ class ManagerService:
         was_recovering = self._directory.recovering
         self._obey(self._directory.tick())
         if was_recovering and not self._directory.recovering:
-            self._hello = self._new_hello()
+            self._greet()
             _log.info("job %s goes on with %d workers", self.job, len(self._directory.living))
 
     async def close(self) -> None:
@@ -190,24 +194,23 @@ class ManagerService:
         self._closed = True
         if self._ticker is not None:
             self._ticker.cancel()
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
+        door, self._door = self._door, None
+        if door is not None:
+            door.close()
+            await door.wait_closed()
         for task in list(self._tasks):
             task.cancel()
         sessions = [*self._unproven, *self._sessions.values()]
         for session in sessions:
             session.connection.abort(ClosedError("the manager was closed"))
         await asyncio.gather(*(session.connection.wait_closed() for session in sessions), *self._tasks, return_exceptions=True)
-        if server is not None:
-            await server.wait_closed()
 
     # ----------------------------------------------------------------------------------------------------- connections
 
     def _accept(self) -> ManagerConnection:
         while len(self._unproven) >= self.max_unproven:
-            # those who never said a word go first: a real worker says its preamble at once
-            oldest = next((session for session in self._unproven if session.connection.silent), next(iter(self._unproven)))
+            # those who could be anybody go first: a real worker says its preamble at once
+            oldest = next((session for session in self._unproven if session.connection.early), next(iter(self._unproven)))
             del self._unproven[oldest]
             oldest.connection.abort(LinkError("too many connections have not proved themselves"))
         session = _Session(self, SessionId(next(self._numbers)))
@@ -215,6 +218,15 @@ class ManagerService:
         if self._closed:  # accepted in the moment of closing
             session.connection.abort(ClosedError("the manager was closed"))
         return session.connection
+
+    def _turned_away(self, why: str) -> None:
+        self.refused += 1
+        self._warnings.warn("refused a connection to the manager: %s", LinkError(why))
+
+    @property
+    def unproven(self) -> int:
+        """Connections that have not proved themselves."""
+        return len(self._unproven) + (0 if self._door is None else self._door.quiet)
 
     def _proven(self, session: _Session) -> None:
         self._unproven.pop(session, None)
@@ -225,8 +237,7 @@ class ManagerService:
         self._unproven.pop(session, None)
         if self._sessions.pop(session.id, None) is None:
             if not isinstance(reason, ClosedError):
-                self.refused += 1
-                self._warnings.warn("refused a connection to the manager: %s", reason)
+                self._turned_away(str(reason))
             return
         if isinstance(reason, WireError):
             self._warnings.warn("cut a worker's connection to the manager: %s", reason)
@@ -293,7 +304,7 @@ class ManagerService:
         self._budgets = Budgets(self.config.cluster.net_emulation)
         self._directory.remember(request)
         self._directory.be_patient(self._patience(), f"{self.config.cluster.network.heartbeat_timeout_s:g} s")
-        self._hello = self._new_hello()
+        self._greet()
 
     def _obey(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -345,7 +356,7 @@ class ManagerService:
 
     def handshake(self) -> ServerHandshake:
         """The server's end of a new connection's handshake."""
-        return ServerHandshake(self._token, self._hello)
+        return ServerHandshake(self._token, self._hello, frame=self._hello_frame)
 
     def take(self, session: _Session, message: dict[str, Any]) -> None:
         """A message of a proven connection. Raises WireError when it is malformed."""

@@ -37,8 +37,8 @@ __all__ = [
     "process_identity",
 ]
 
-LISTEN_BACKLOG = 1024
-"""Connections that may wait for accept: a whole job joins in the same moment."""
+LISTEN_BACKLOG = 4096
+"""Connections that may wait for accept: a whole job joins in the same moment, and a crowd of strangers may be there, too."""
 
 _INTERFACE_KEY = "cluster.network.interface"
 _LOCAL_ERRORS = {

@@ -33,6 +33,7 @@ from aiorlinf.address import WorkerAddress
 from aiorlinf.errors import AuthenticationError, LinkError, UsageError, WireError
 
 __all__ = [
+    "BEGINNING_BYTES",
     "MAX_HELLO_BYTES",
     "PROTOCOL_VERSION",
     "ClientHandshake",
@@ -45,12 +46,16 @@ __all__ = [
     "Role",
     "ServerHandshake",
     "Write",
+    "encode_hello",
     "library_version",
     "library_versions",
+    "wrong_beginning",
 ]
 
 PROTOCOL_VERSION = 1
 MAX_HELLO_BYTES = 64 * 1024
+BEGINNING_BYTES = 32
+"""By so many bytes it can be told who is there."""
 
 _MAGIC = b"AIORLINF"
 _NONCE_BYTES = 32
@@ -172,12 +177,20 @@ class _Handshake:
     """What both sides have in common."""
 
     def __init__(
-        self, token: bytes, hello: Hello, *, nonce: bytes | None, protocol_version: int, library: str | None, remote: str | None
+        self,
+        token: bytes,
+        hello: Hello,
+        *,
+        nonce: bytes | None,
+        protocol_version: int,
+        library: str | None,
+        remote: str | None,
+        frame: bytes | None = None,
     ) -> None:
         if not token:
             raise AuthenticationError("there is no job token", hint="set AIORLINF_TOKEN to the job's token, or pass token=")
         self.hello = hello
-        self._hello_frame = _json_frame(_hello_to_dict(hello))
+        self._hello_frame = encode_hello(hello) if frame is None else frame
         self.remote = remote
         self.state = HandshakeState.PREAMBLE
         self.leftover = b""  # bytes after the handshake, once done
@@ -244,9 +257,9 @@ class _Handshake:
         return taken
 
     def _take_preamble(self) -> _Preamble | None:
-        start = bytes(self._buffer[: len(_MAGIC)])
-        if start != _MAGIC[: len(start)]:
-            raise WireError(f"the other side does not speak aiorlinf: {_looks_like(bytes(self._buffer[:32]))}")
+        wrong = wrong_beginning(bytes(self._buffer[:BEGINNING_BYTES]))
+        if wrong is not None:
+            raise WireError(wrong)
         if len(self._buffer) < _PREAMBLE_HEAD.size:
             return None
         _, protocol, length = _PREAMBLE_HEAD.unpack_from(self._buffer)
@@ -380,6 +393,7 @@ class ServerHandshake(_Handshake):
         accept: asked about a proven client whose job, role and target are right: a `Hello` to answer with, or a `Refusal`.
             Without it the answer is ``hello``.
         remote: the client's network address, for error messages.
+        frame: what `encode_hello` makes of ``hello``, for those who are connected to often.
     """
 
     def __init__(
@@ -389,11 +403,12 @@ class ServerHandshake(_Handshake):
         accept: Callable[[Hello], Hello | Refusal] | None = None,
         *,
         remote: str | None = None,
+        frame: bytes | None = None,
         nonce: bytes | None = None,
         protocol_version: int = PROTOCOL_VERSION,
         library: str | None = None,
     ) -> None:
-        super().__init__(token, hello, nonce=nonce, protocol_version=protocol_version, library=library, remote=remote)
+        super().__init__(token, hello, nonce=nonce, protocol_version=protocol_version, library=library, remote=remote, frame=frame)
         self._accept = accept
 
     def start(self) -> list[Instruction]:
@@ -459,6 +474,18 @@ def _role_name(role: str) -> str:
 
 def _role_text(hello: Hello) -> str:
     return "the manager" if hello.role == "manager" else f"worker {hello.speaker}"
+
+
+def wrong_beginning(start: bytes) -> str | None:
+    """Why a connection that begins with these bytes, at most `BEGINNING_BYTES`, is not one of ours; None if it may be."""
+    if start[: len(_MAGIC)] == _MAGIC[: len(start)]:
+        return None
+    return f"the other side does not speak aiorlinf: {_looks_like(start)}"
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """As it goes over the wire. Raises UsageError if it is too large, or holds what JSON does not."""
+    return _json_frame(_hello_to_dict(hello))
 
 
 def _json_frame(data: dict[str, Any]) -> bytes:

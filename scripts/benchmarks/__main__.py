@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from scripts.benchmarks import choice, choice_plot, plot, table
+from scripts.benchmarks import choice, choice_plot, membership, plot, table
 from scripts.benchmarks.compression import COMPRESSION
 from scripts.benchmarks.driver import run_rounds
 from scripts.benchmarks.host import HOST
@@ -34,6 +34,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     suites = parser.add_subparsers(dest="suite", title="suites", metavar="SUITE")
     for suite in SUITES.values():
         add_suite(suites.add_parser(suite.name, help=suite.summary, description=suite.summary), suite)
+    suites.add_parser("membership", help=membership.SUMMARY)  # has options of its own, see `main`
     asked = parser.parse_args(arguments)
     if asked.suite is None:
         parser.print_help()
@@ -84,7 +85,10 @@ def machine_facts() -> dict[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print the tables, and return 1 when a measurement failed (a missed aim is printed, not a failure)."""
-    asked = parse(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["membership"]:
+        return membership.main(given[1:])
+    asked = parse(given)
     suite = SUITES[asked.suite]
     effort = suite.quick if asked.quick else suite.full
     rounds = asked.rounds or (1 if asked.quick else suite.rounds)

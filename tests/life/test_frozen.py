@@ -21,6 +21,7 @@ from aiorlinf.config import JobConfig
 from aiorlinf.errors import PeerError, PeerLeft, PeerLost
 from aiorlinf.manager.service import ManagerService
 from tests import peers
+from tests.life.roles import echo
 from tests.manager.support import TOKEN, config_with, manager, until
 from tests.namespaces import two_hosts
 from tests.peers import Pipe
@@ -40,15 +41,6 @@ def member(service: ManagerService, address: str) -> Worker:
 
 
 # ---- what runs in other processes
-
-
-async def echo(comm: Worker) -> str:
-    """Send back what `a:0` sends, until that ends; how it ended."""
-    try:
-        while True:
-            await comm.send(await comm.recv("a:0"), "a:0")
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
 
 
 async def echo_and_try_again(comm: Worker) -> tuple[str, str, int]:
@@ -120,7 +112,7 @@ async def test_the_address_of_a_frozen_worker_goes_to_the_next_one(service: Mana
             assert await a.recv("b:0", timeout=20) == "new"
             await sent
             os.kill(old.pid, signal.SIGCONT)
-            assert (await old.result()).startswith("DeclaredDead: recv: b:0#1 was declared dead")
+            assert (await old.result()).startswith("DeclaredDead: ")
             sent = a.send("still", "b:0")
             assert await b.recv("a:0", timeout=20) == "still"
             await sent
@@ -371,6 +363,6 @@ async def test_a_host_that_is_cut_off_is_lost_and_learns_it_when_it_is_back() ->
             assert took < LIMIT + 1.5
             assert again == 2
             first, life = await b.result()
-            # for it the other side was silent, where the manager is; whichever it noticed first
-            assert first.startswith(("PeerLost: recv: a:0#1 is taken for lost", "DeclaredDead")), first
+            # for it the other side was silent, or has closed its link; whichever it noticed first
+            assert first.startswith(("PeerLost: recv: a:0#1", "DeclaredDead")), first
             assert life == 2

@@ -277,15 +277,16 @@ async def test_a_new_life_is_connected_to_on_next_use(problems: list[dict[str, A
 async def test_strangers_cannot_keep_peers_out(problems: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_UNPROVEN", 5)
     async with workers("a:0", "b:0") as (a, b):
-        port = b._table._servers[0].sockets[0].getsockname()[1]
+        door = b._table._doors[0]
+        port = door._listener.getsockname()[1]
         strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
-        await until(lambda: len(b._table._unproven) == 5)
+        await until(lambda: door.quiet == 5)
         sent = a.send(1, "b:0")
         assert await b.recv("a:0", timeout=20) == 1
         await sent
         for _, writer in strangers:
             writer.close()
-        await until(lambda: not b._table._unproven)
+        await until(lambda: not b._table._unproven and not door.quiet)
 
 
 @pytest.mark.asyncio

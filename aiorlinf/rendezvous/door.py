@@ -1,0 +1,157 @@
+"""A listening socket that lets in, a few at a time, those who say something.
+
+A loop's own servers accept as many connections in one go as there are, and make a transport for each: a crowd of strangers then holds up
+everything else that the loop has to do, and pushes out those who are in the middle of proving themselves. Here each turn of the loop
+accepts a few, and the kernel keeps the others waiting; and a connection that has not said a word, or whose first word is wrong, costs a
+socket and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable
+
+from aiorlinf.wire.handshake import BEGINNING_BYTES, wrong_beginning
+
+__all__ = ["Door"]
+
+log = logging.getLogger("aiorlinf")
+
+_AT_ONCE = 32
+_PAUSE_S = 0.05
+_NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Door:
+    """Accepts on the socket from now on, until `close`, which closes it.
+
+    Args:
+        make_protocol: called for each connection that has said something.
+        time_limit_s: seconds within which it has to.
+        limit: how many there may be that have not; the oldest makes way for the next one.
+        turned_away: called for each one that was closed here, with the reason.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        listener: socket.socket,
+        make_protocol: Callable[[], asyncio.BaseProtocol],
+        *,
+        time_limit_s: float,
+        limit: Callable[[], int],
+        turned_away: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._listener = listener
+        self._make_protocol = make_protocol
+        self._time_limit_s = time_limit_s
+        self._limit = limit
+        self._turned_away = turned_away
+        self._quiet: dict[int, tuple[socket.socket, float]] = {}  # by descriptor, with the time when they came; oldest first
+        self._entering: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+        self._closed = False
+        listener.setblocking(False)
+        self._open()
+
+    @property
+    def quiet(self) -> int:
+        """How many are there that have not said a word."""
+        return len(self._quiet)
+
+    def _open(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno not in _NONE_LEFT:
+                    raise
+                self._wait_for_room(str(error))
+                return
+            sock.setblocking(False)
+            while len(self._quiet) >= max(1, self._limit()):
+                self._turn_away(next(iter(self._quiet)), "too many connections have not proved themselves")
+            self._quiet[sock.fileno()] = (sock, self._loop.time())
+            self._loop.add_reader(sock.fileno(), self._spoke, sock.fileno())
+            if self._sweep is None:
+                self._sweep = self._loop.call_later(self._time_limit_s, self._look)
+
+    def _wait_for_room(self, why: str) -> None:
+        if self._quiet:
+            self._turn_away(next(iter(self._quiet)), why)
+            return
+        log.warning("a connection has to wait: %s", why)
+        self._loop.remove_reader(self._listener.fileno())
+        self._pause = self._loop.call_later(_PAUSE_S, self._open)
+
+    def _look(self) -> None:
+        """Close those whose time is over."""
+        self._sweep = None
+        now = self._loop.time()
+        for number, (_, since) in list(self._quiet.items()):
+            if since + self._time_limit_s > now:
+                self._sweep = self._loop.call_at(since + self._time_limit_s, self._look)
+                return
+            self._turn_away(number, f"it said nothing within {self._time_limit_s:g} s")
+
+    def _turn_away(self, number: int, why: str) -> None:
+        sock, _ = self._quiet.pop(number)
+        self._loop.remove_reader(number)
+        sock.close()
+        self._turned_away(why)
+
+    def _spoke(self, number: int) -> None:
+        sock, _ = self._quiet[number]
+        try:
+            wrong = wrong_beginning(sock.recv(BEGINNING_BYTES, socket.MSG_PEEK))
+        except OSError:  # it is gone already, which its protocol may see
+            wrong = None
+        if wrong is not None:
+            self._turn_away(number, wrong)
+            return
+        del self._quiet[number]
+        self._loop.remove_reader(number)
+        task = self._loop.create_task(self._let_in(sock), name="let a connection in")
+        self._entering.add(task)
+        task.add_done_callback(self._entering.discard)
+
+    async def _let_in(self, sock: socket.socket) -> None:
+        # Not to be cancelled: between the socket and its transport it is unclear whose descriptor it is.
+        try:
+            await self._loop.connect_accepted_socket(self._make_protocol, sock)
+        except OSError as error:  # it is gone already
+            sock.close()
+            self._turned_away(str(error))
+
+    def close(self) -> None:
+        """Accept no more, and close those that have not said a word. Connections that were let in are not touched."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pause is not None:
+            self._pause.cancel()
+        else:
+            self._loop.remove_reader(self._listener.fileno())
+        if self._sweep is not None:
+            self._sweep.cancel()
+        self._listener.close()
+        for number in list(self._quiet):
+            sock, _ = self._quiet.pop(number)
+            self._loop.remove_reader(number)
+            sock.close()
+
+    async def wait_closed(self) -> None:
+        """After `close`: until those that were being let in at that moment are in, to be cut by their owner."""
+        if self._entering:
+            await asyncio.wait(list(self._entering))
