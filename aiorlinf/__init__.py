@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aiorlinf import errors
     from aiorlinf.address import Identity, Incarnation, WorkerAddress
+    from aiorlinf.channel.channel import Channel
+    from aiorlinf.channel.policies import LoadBalancePolicy
+    from aiorlinf.channel.stats import ChannelStats
     from aiorlinf.collective.collective import Collective
     from aiorlinf.collective.group import CollectiveGroup
     from aiorlinf.collective.inbox import Inbox
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncWork",
+    "Channel",
+    "ChannelStats",
     "Collective",
     "CollectiveGroup",
     "Identity",
@@ -35,6 +40,7 @@ __all__ = [
     "Incarnation",
     "JobConfig",
     "LinkStats",
+    "LoadBalancePolicy",
     "Membership",
     "MembershipEvent",
     "Peer",
@@ -57,6 +63,8 @@ __all__ = [
 # Where each name lives; None: it is a module of this package. `launch` is both, see there.
 _HOMES = {
     "AsyncWork": "work.base",
+    "Channel": "channel.channel",
+    "ChannelStats": "channel.stats",
     "Collective": "collective.collective",
     "CollectiveGroup": "collective.group",
     "Identity": "address",
@@ -64,6 +72,7 @@ _HOMES = {
     "Incarnation": "address",
     "JobConfig": "config",
     "LinkStats": "link.link",
+    "LoadBalancePolicy": "channel.policies",
     "Membership": "manager.membership",
     "MembershipEvent": "manager.membership",
     "Peer": "manager.membership",

@@ -15,6 +15,11 @@ import torch
 from aiorlinf.address import WorkerAddress
 from aiorlinf.backends.shm.arena import ArenaStats
 from aiorlinf.backends.shm.descriptors import abstract_listener, abstract_name
+from aiorlinf.channel import opening
+from aiorlinf.channel.host import ChannelHost
+from aiorlinf.channel.hub import ChannelHub, Role
+from aiorlinf.channel.settings import ChannelSettings, PolicySource, check_name
+from aiorlinf.channel.spawn import end_of_job
 from aiorlinf.codec.pool import BufferPoolStats
 from aiorlinf.codec.registry import probe
 from aiorlinf.collective.collective import Collective
@@ -24,15 +29,15 @@ from aiorlinf.collective.job_calls import JobCalls
 from aiorlinf.config import JobConfig, load_config
 from aiorlinf.device.registry import parse_device
 from aiorlinf.errors import AiorlinfError, ClosedError, DeadlineExceeded, DeclaredDead, UsageError
+from aiorlinf.link import diagnosis
 from aiorlinf.link.link import LinkStats
 from aiorlinf.link.me import Self
+from aiorlinf.link.pending import PendingOperation
 from aiorlinf.link.table import LinkTable
-from aiorlinf.manager.embedded import EmbeddedManager, acquire_embedded
+from aiorlinf.manager.embedded import EmbeddedManager, acquire_embedded, embedded_users
 from aiorlinf.manager.lifeline import Lifeline
-from aiorlinf.link import diagnosis
 from aiorlinf.manager.membership import Membership, Peer, Question
 from aiorlinf.manager.mirror import News
-from aiorlinf.link.pending import PendingOperation
 from aiorlinf.manager.protocol import WorkerRecord
 from aiorlinf.rendezvous.hosts import host_identity, host_labels, interface_host, open_listener, process_identity
 from aiorlinf.work.base import AsyncWork
@@ -43,6 +48,7 @@ from aiorlinf.work.steps import AsyncFuncWork
 
 if TYPE_CHECKING:
     from aiorlinf.address import Identity, Incarnation
+    from aiorlinf.channel.channel import Channel
 
 __all__ = ["Worker", "WorkerStats", "init"]
 
@@ -198,19 +204,21 @@ class Worker(JobCalls):
         self.home = home
         self._settings = settings
         self._thread = thread
+        diagnosis.register(self)
         self._embedded: EmbeddedManager | None = None
         self._manager: Lifeline | None = None
         self._self: Self | None = None
         self._closing: AsyncWork[None] | None = None
         self._streams: set[Membership] = set()
         self._ready: asyncio.Future[tuple[Self, Lifeline]] = home.loop.create_future()
-        diagnosis.register(self)
         self._started: AsyncWork[None] = AsyncWork(home, "init", abort=lambda _: None)
         config = settings.config or JobConfig()
         self._table = LinkTable(home, settings.address, self._ready)
         self._table.device = device
         self._exchange = Exchange(home, self._table, config.cluster.collective, device)
         self.collective = Collective(self._exchange)
+        self._channels = ChannelHub(self._exchange)
+        self._host: ChannelHost | None = None
         home.call(self._begin)
 
     # ---- start
@@ -375,6 +383,16 @@ class Worker(JobCalls):
         self._joined()
         assert self._manager is not None
         return self._manager.address
+
+    @property
+    def manager_away(self) -> bool:
+        """Whether the manager cannot be reached at the moment. Home thread only."""
+        return self._manager is not None and self._manager.away
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or is being closed."""
+        return self._closing is not None
 
     @property
     def token(self) -> bytes:
@@ -560,6 +578,120 @@ class Worker(JobCalls):
         self._streams.add(stream)
         return await life.follow()
 
+    # ---- channels
+
+    def create_channel(
+        self,
+        name: str,
+        *,
+        maxsize: int = 0,
+        max_bytes: int | None = None,
+        policy: PolicySource = None,
+        producers: int = 1,
+        worker: str | None = None,
+        shared_max_bytes: int | None = None,
+        producer: bool | str = False,
+        consumer: bool | str = False,
+        share: float = 1.0,
+        labels: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> AsyncWork[Channel]:
+        """Make a named queue, held by a worker in a process of its own, and connect to it.
+
+        If there is one of this name and these settings already, it is only connected to. The process is started on this host, and ends with
+        the job.
+
+        Args:
+            name: unique in the job.
+            maxsize: bound on items, 0 for none. Items that were handed out do not count.
+            max_bytes: bound on payload bytes, of items in the queue and of those handed out and not yet taken; None for none. An item
+                that is larger by itself waits until it is alone.
+            policy: which consumer gets an item: ``weighted_round_robin``, ``shortest_queue``, ``performance_aware``, ``memory_aware``, an
+                import path ``module:name``, or a `LoadBalancePolicy` that can be pickled. None: whoever asks next gets the oldest item.
+            producers: so many must have come before the stream can end.
+            worker: name of the channel worker, by default the channel's; channels of one worker share a process.
+            shared_max_bytes: bound on the payload bytes of all channels of that worker, None for none; the same for all of them.
+            producer, consumer: what this handle is from now on, not only from its first put or get; a text is its name (by default our
+                address).
+            share, labels: what a policy shall know of it as a consumer.
+            timeout: seconds, by default cluster.network.rendezvous_timeout_s.
+
+        Raises:
+            UsageError: at the call, for an argument; by the work, if there is a channel of this name with other settings, which are shown.
+            ChannelError: the process could not be started.
+            RendezvousError: it did not join in time.
+
+        Cancelling leaves open whether the channel is made.
+        """
+        settings = ChannelSettings.make(
+            name,
+            maxsize=maxsize,
+            max_bytes=max_bytes,
+            policy=policy,
+            producers=producers,
+            worker=worker,
+            shared_max_bytes=shared_max_bytes,
+        )
+        role = Role.make(producer, consumer, share, labels)
+
+        async def create() -> Channel:
+            me, life = await asyncio.shield(self._ready)
+            limit = me.config.cluster.network.rendezvous_timeout_s if timeout is None else timeout
+            return await opening.create(self._channels, self._table, life, settings, role, self.env, limit)
+
+        return self._begin_work(create)
+
+    def connect_channel(
+        self,
+        name: str,
+        *,
+        producer: bool | str = False,
+        consumer: bool | str = False,
+        share: float = 1.0,
+        labels: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> AsyncWork[Channel]:
+        """Connect to a channel that some worker makes with `create_channel`; waits until there is one.
+
+        Args: as of `create_channel`.
+
+        Raises:
+            UsageError: at the call, for an argument.
+            RendezvousError: nobody made it within `timeout` seconds.
+
+        Cancelling is harmless.
+        """
+        check_name(name)
+        role = Role.make(producer, consumer, share, labels)
+
+        async def connect() -> Channel:
+            me, life = await asyncio.shield(self._ready)
+            limit = me.config.cluster.network.rendezvous_timeout_s if timeout is None else timeout
+            return await opening.connect(self._channels, self._table, life, name, role, limit)
+
+        return self._begin_work(connect)
+
+    def _begin_work(self, fn: Callable[[], Coroutine[Any, Any, R]]) -> AsyncWork[R]:
+        self._exchange.check(0)
+        work: AsyncFuncWork[R] = AsyncFuncWork(self.home, fn, (), {})
+        self.home.call(work._start_alone)
+        return work
+
+    def hold_channels(self, on_idle: Callable[[], None] = lambda: None) -> ChannelHost:
+        """Be a channel worker: hold the channels that others make here. For programs of channel workers; home thread only.
+
+        Args:
+            on_idle: called when the last worker that was connected is gone.
+        """
+        self._joined()
+
+        async def publish(name: str, value: Mapping[str, str]) -> None:
+            assert self._manager is not None
+            await self._manager.publish("channel", name, value)
+
+        self._host = ChannelHost(self._exchange, publish, on_idle)
+        return self._host
+
     def _expected(self) -> frozenset[str]:
         expected = self._joined().expected
         if expected is None:
@@ -619,6 +751,20 @@ class Worker(JobCalls):
         self.home.call(work._start_alone)
         return work.wait()
 
+    def pending(self) -> list[PendingOperation]:
+        """Every operation that is not over: sends and receives per link, then calls of inboxes.
+
+        Does not wait; best on the worker's loop.
+        """
+        return diagnosis.pending(self._table)
+
+    def dump(self) -> str:
+        """For people: links, what is pending on each, since when and begun where, and what the loop is busy with if it is blocked.
+
+        Does not wait, so it can be called from any thread, a debugger or a signal handler; see `aiorlinf.dump_on_signal`.
+        """
+        return diagnosis.describe(str(self._self.identity if self._self is not None else self.address), self._table, self.home)
+
     def _count(self) -> WorkerStats:
         table = self._table
         return WorkerStats(
@@ -651,6 +797,8 @@ class Worker(JobCalls):
     def _close(self, timeout: float | None = None) -> AsyncWork[None]:
         if self._closing is not None:
             return self._closing
+        if self.home.on_home():
+            self._channels.close()  # what goes back to a channel is still sent
         self._exchange.close()
         work = _Closing(self.home, "close")
         self._closing = work
@@ -675,6 +823,9 @@ class Worker(JobCalls):
         await asyncio.wait([self._starting])
         for stream in list(self._streams):
             stream.end(ClosedError("the worker was closed", local=self.address))
+        self._channels.close()
+        if self._host is not None:
+            self._host.close()
         if timeout is None:
             timeout = (self._self.config if self._self is not None else JobConfig()).cluster.network.close_timeout_s
         try:
@@ -686,6 +837,8 @@ class Worker(JobCalls):
             if self._manager is not None:
                 await self._manager.close(min(timeout, 2.0))
             if self._embedded is not None:
+                if embedded_users(self._embedded.address) == 1:  # the job ends with its manager
+                    await self.home.submit(end_of_job, self._embedded.address)
                 await self.home.submit(self._embedded.release)
             await self.home.close()
 
@@ -721,14 +874,3 @@ def _wrap(error: BaseException) -> AiorlinfError:
     wrapped = AiorlinfError(f"joining failed: {type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped
-    def pending(self) -> list[PendingOperation]:
-        """Every operation that is not over: sends and receives per link, then calls of inboxes. Does not wait; best on the worker's loop."""
-        return diagnosis.pending(self._table)
-
-    def dump(self) -> str:
-        """For people: links, what is pending on each, since when and begun where, and what the loop is busy with if it is blocked.
-
-        Does not wait, so it can be called from any thread, a debugger or a signal handler; see `aiorlinf.dump_on_signal`.
-        """
-        return diagnosis.describe(str(self._self.identity if self._self is not None else self.address), self._table, self.home)
-

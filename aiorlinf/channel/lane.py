@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from aiorlinf.channel.records import Get, Item
+from aiorlinf.channel.records import Consumer, Delivery, Get, Item
 
 __all__ = ["Lane"]
 
@@ -16,15 +16,22 @@ _CANCELLED_AT_LEAST = 32
 class Lane:
     """Items in order of their positions, gets in order of their coming.
 
+    A get that is cancelled gives its item back when others may have got newer ones already. So that each consumer sees items in order, such
+    an item first waits for one that has not got a newer one.
+
     Attributes:
-        items: those that can be taken.
-        weight, nbytes: theirs in all.
+        items: those that anybody can take.
+        back: those that came back and wait for a consumer that has got nothing newer, in order.
+        newest: position of the newest item that each consumer has got.
+        weight, nbytes: of `items` and `back`.
     """
 
-    __slots__ = ("_cancelled", "_line", "items", "nbytes", "weight")
+    __slots__ = ("_cancelled", "_line", "back", "items", "nbytes", "newest", "weight")
 
     def __init__(self) -> None:
         self.items: deque[Item] = deque()
+        self.back: list[Item] = []
+        self.newest: dict[Consumer, int] = {}
         self.weight = 0.0
         self.nbytes = 0
         self._line: deque[Get] = deque()
@@ -33,7 +40,14 @@ class Lane:
     @property
     def empty(self) -> bool:
         """Nothing is here, and nobody waits."""
-        return not self.items and self.first() is None
+        return not self.items and not self.back and self.first() is None
+
+    def __len__(self) -> int:
+        return len(self.items) + len(self.back)
+
+    def all(self) -> list[Item]:
+        """All items, in order."""
+        return sorted([*self.back, *self.items], key=lambda item: item.seq) if self.back else list(self.items)
 
     # ---- items
 
@@ -62,7 +76,7 @@ class Lane:
         item = self.items.popleft()
         self.weight -= item.weight
         self.nbytes -= item.nbytes
-        if not self.items:
+        if not self.items and not self.back:
             self.weight = 0.0  # no sum of rounding errors
         elif self._line:
             self._line[0].count = 0
@@ -74,8 +88,53 @@ class Lane:
         return [self.take() for _ in range(count)]
 
     def clear(self) -> list[Item]:
-        """All items."""
+        """Take all items."""
+        for item in list(self.back):
+            self.offer_to_all(item)
         return self.take_many(len(self.items))
+
+    # ---- items that came back
+
+    def put_back(self, delivery: Delivery, now: float) -> None:
+        """These have not been taken after all."""
+        consumer = delivery.get.consumer
+        if self.newest.get(consumer) == delivery.items[-1].seq:
+            self.newest[consumer] = delivery.before
+        for item in delivery.items:
+            item.back = now
+            self.weight += item.weight
+            self.nbytes += item.nbytes
+            self.back.append(item)
+        self.back.sort(key=lambda item: item.seq)
+
+    def suited(self, item: Item, patience: float, now: float) -> Get | None:
+        """Who of those that wait gets this one, which came back; None: nobody, for now."""
+        newest, seq = self.newest, item.seq
+        late = now - item.back >= patience
+        for get in self.line():
+            if late or get.nowait or newest.get(get.consumer, 0) < seq:
+                return get
+            if not any(before < seq for consumer, before in newest.items() if consumer is not get.consumer):
+                return get  # no other will come for it
+        return None
+
+    def take_back(self, item: Item) -> Item:
+        """One that came back."""
+        self.back.remove(item)
+        self.weight -= item.weight
+        self.nbytes -= item.nbytes
+        return item
+
+    def offer_to_all(self, item: Item) -> None:
+        """One that came back has waited for long enough."""
+        self.insert(self.take_back(item))
+
+    def got(self, delivery: Delivery) -> None:
+        """A consumer has got these."""
+        consumer, seq = delivery.get.consumer, delivery.items[-1].seq
+        delivery.before = before = self.newest.get(consumer, 0)
+        if seq > before:
+            self.newest[consumer] = seq
 
     def fitting(self, get: Get, *, enough: bool) -> int:
         """How many items the batch gets, the first of the line; 0: it waits.
@@ -116,9 +175,12 @@ class Lane:
             line.popleft()
         return None
 
-    def served(self) -> None:
-        """The first of the line leaves it."""
-        self._line.popleft().waiting = False
+    def served(self, get: Get) -> None:
+        """This one leaves the line."""
+        if self._line[0] is get:
+            self._line.popleft().waiting = False
+        else:
+            self.leave(get)
 
     def leave(self, get: Get) -> None:
         """This one does not want it any more."""

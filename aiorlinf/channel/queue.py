@@ -28,6 +28,9 @@ __all__ = ["ChannelQueue"]
 
 _NEVER = float("inf")
 
+_PATIENCE_SECONDS = 0.1
+"""So long an item that came back waits for a consumer that has got nothing newer; see `lane.Lane`."""
+
 
 class ChannelQueue:
     """One channel. All times are seconds on one clock that never goes back.
@@ -39,7 +42,7 @@ class ChannelQueue:
         policy: None: whoever asks next gets the oldest item.
         producers: so many must have come before the stream can end.
         shared: a bound on bytes that other channels share.
-        told: where to put what the owner has to do, by default a list of its own. Channels that share a bound share this, too: one's
+        told: where to put what the owner has to do, by default one of its own. Channels that share a bound share this, too: one's
             event can be what another one waits for.
 
     Attributes:
@@ -57,14 +60,14 @@ class ChannelQueue:
         policy: LoadBalancePolicy | None = None,
         producers: int = 1,
         shared: ByteBudget | None = None,
-        told: list[Told] | None = None,
+        told: deque[Told] | None = None,
     ) -> None:
         self.name = name
         self.maxsize = maxsize
         self.budgets = [ByteBudget(max_bytes), *([] if shared is None else [shared])]
         self.roster = Roster(name, producers)
         self.dispatch = Dispatch(name, policy)
-        self.told: list[Told] = [] if told is None else told
+        self.told: deque[Told] = deque() if told is None else told
         self.length = 0
         self.admitted = 0
         self.waits = Waits()
@@ -74,6 +77,7 @@ class ChannelQueue:
         self._line: deque[Put] = deque()  # puts that wait for room
         self._numbers = itertools.count(1)
         self._batches: set[Get] = set()  # those that wait, and perhaps some that do not any more
+        self._backs: set[Lane] = set()  # with items that came back
         self._leases: dict[Delivery, None] = {}
         self._deadlines: list[tuple[float, int, Delivery]] = []
         self._leases_given = itertools.count()
@@ -217,6 +221,8 @@ class ChannelQueue:
         lane.wait(get)
         consumer.asking += 1
         if self._served(get, lane, now):
+            if self.roster.ended:
+                self._check_end(now)  # others may have waited for what this one took
             return
         if self.length and not lane.items and self.dispatch.move_to(consumer, key, now) and self._served(get, lane, now):
             return
@@ -250,15 +256,28 @@ class ChannelQueue:
 
     def _serve(self, lane: Lane, now: float) -> None:
         """Hand out what the first of the line asks for, as long as it is there."""
+        if lane.back:
+            self._serve_back(lane, now)
         while lane.items and (get := lane.first()) is not None:
             count = 1 if get.target is None else lane.fitting(get, enough=self._pressed())
             if not count:
                 return
-            lane.served()
-            get.consumer.asking -= 1
-            if get.target is not None:
-                self._batches.discard(get)
-            self._deliver(get, [lane.take()] if count == 1 else lane.take_many(count), now)
+            self._deliver(lane, get, [lane.take()] if count == 1 else lane.take_many(count), now)
+
+    def _serve_back(self, lane: Lane, now: float) -> None:
+        """Hand out what came back, each to one who has got nothing newer."""
+        for item in list(lane.back):
+            get = lane.suited(item, _PATIENCE_SECONDS, now)
+            if get is None:
+                continue
+            if get.target is None:
+                self._deliver(lane, get, [lane.take_back(item)], now)
+            else:
+                lane.offer_to_all(item)
+        if lane.back:
+            self._backs.add(lane)
+        else:
+            self._backs.discard(lane)
 
     def _pressed(self) -> bool:
         """A batch cannot grow: nothing more comes, or nothing more fits until something is taken."""
@@ -276,9 +295,14 @@ class ChannelQueue:
         for _, _, lane in list(self.dispatch.lanes()):
             self._serve(lane, now)
 
-    def _deliver(self, get: Get, items: list[Item], now: float) -> None:
+    def _deliver(self, lane: Lane, get: Get, items: list[Item], now: float) -> None:
+        lane.served(get)
         delivery = Delivery(get, items, now)
+        lane.got(delivery)
         consumer = get.consumer
+        consumer.asking -= 1
+        if get.target is not None:
+            self._batches.discard(get)
         consumer.open[delivery] = None
         count = len(items)
         if self.dispatch.policy is None:
@@ -323,18 +347,25 @@ class ChannelQueue:
             self._take_bytes(delivery.nbytes)
         consumer.ends(delivery, _NEVER)
         lanes: dict[Lane, None] = {}
-        for item in delivery.items:
-            self.length += 1
-            if redelivery:
+        count = len(delivery.items)
+        self.length += count
+        if redelivery:
+            for item in delivery.items:
                 item.redeliveries += 1
-                consumer.redeliveries += 1
-                self.redeliveries += 1
-            if self.dispatch.policy is not None and consumer.row >= 0:
-                item.consumer = consumer
-                consumer.chosen(item.weight, item.nbytes)
-            lanes[self.dispatch.put_down(item)] = None
-        self.went.total -= len(delivery.items)
-        consumer.taken.total -= len(delivery.items)
+            consumer.redeliveries += count
+            self.redeliveries += count
+        if self.dispatch.policy is None and not redelivery:
+            lane = self.dispatch.lane(None, delivery.get.key)
+            lane.put_back(delivery, now)
+            lanes[lane] = None
+        else:
+            for item in delivery.items:
+                if self.dispatch.policy is not None and consumer.row >= 0:
+                    item.consumer = consumer
+                    consumer.chosen(item.weight, item.nbytes)
+                lanes[self.dispatch.put_down(item)] = None
+        self.went.total -= count
+        consumer.taken.total -= count
         for lane in lanes:
             self._serve(lane, now)
         self._check_end(now)
@@ -354,15 +385,23 @@ class ChannelQueue:
         """When `tick` should be called next."""
         while self._deadlines and not self._deadlines[0][2].open:
             heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        lease = self._deadlines[0][0] if self._deadlines else _NEVER
+        back = min((item.back for lane in self._backs for item in lane.back), default=_NEVER) + _PATIENCE_SECONDS
+        return None if lease == back == _NEVER else min(lease, back)
 
     def tick(self, now: float) -> list[Delivery]:
         """End the leases whose time is over; which ones. To be called at `next_deadline`, and about once a second while `uneven`."""
         over = []
-        while (deadline := self.next_deadline()) is not None and deadline <= now:
+        while self._deadlines and self._deadlines[0][0] <= now:
             _, _, delivery = heapq.heappop(self._deadlines)
-            over.append(delivery)
-            self.returned(delivery, now, redelivery=True)
+            if delivery.open:
+                over.append(delivery)
+                self.returned(delivery, now, redelivery=True)
+        for lane in list(self._backs):
+            for item in list(lane.back):
+                if now - item.back >= _PATIENCE_SECONDS:
+                    lane.offer_to_all(item)
+            self._serve(lane, now)
         if self.uneven:
             for consumer in self.dispatch.consumers:
                 for key, lane in self.dispatch.lanes_of(consumer):
@@ -396,6 +435,7 @@ class ChannelQueue:
         for _, lane in self.dispatch.lanes_of(consumer):
             gets = [get for get in lane.line() if get.consumer is consumer]
             lane.dismiss(gets)
+            lane.newest.pop(consumer, None)
             if error is not None:
                 for get in gets:
                     self._reject(get, error)
@@ -446,8 +486,8 @@ class ChannelQueue:
         if self.admitted or any(delivery.get.consumer is not get.consumer for delivery in self._leases):
             return False
         if self.dispatch.policy is None:
-            return not self.dispatch.lane(None, get.key).items
-        return not any(lane.items for _, key, lane in self.dispatch.lanes() if key == get.key)
+            return not len(self.dispatch.lane(None, get.key))
+        return not any(len(lane) for _, key, lane in self.dispatch.lanes() if key == get.key)
 
     # ---- looks
 
@@ -457,12 +497,12 @@ class ChannelQueue:
 
     def items(self, key: Key, *, all_keys: bool = False) -> list[Item]:
         """Items that can be taken, in order of their positions."""
-        found = [item for _, of, lane in self.dispatch.lanes() if all_keys or of == key for item in lane.items]
+        found = [item for _, of, lane in self.dispatch.lanes() if all_keys or of == key for item in lane.all()]
         return sorted(found, key=lambda item: item.seq)
 
     def keys(self) -> list[Key]:
         """Keys with items, in no order."""
-        return list(dict.fromkeys(key for _, key, lane in self.dispatch.lanes() if lane.items))
+        return list(dict.fromkeys(key for _, key, lane in self.dispatch.lanes() if len(lane)))
 
     def open_leases(self) -> int:
         """Leases that have not ended."""

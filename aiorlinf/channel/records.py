@@ -179,11 +179,12 @@ class Item:
         seq: position among all items that the channel ever admitted. An item that comes back goes where it was.
         payload: whatever the queue's owner gave; never looked at.
         since: when it could be taken for the first time.
+        back: when it came back from a consumer that had not taken it, 0 if it did not.
         consumer: in whose queue it is, None: in the one for all.
         redeliveries: how often it came back from a lease.
     """
 
-    __slots__ = ("consumer", "key", "nbytes", "payload", "producer", "redeliveries", "seq", "since", "weight")
+    __slots__ = ("back", "consumer", "key", "nbytes", "payload", "producer", "redeliveries", "seq", "since", "weight")
 
     def __init__(
         self, seq: int, key: Key, weight: float, nbytes: int, payload: Any, producer: Producer, consumer: Consumer | None, since: float
@@ -196,6 +197,7 @@ class Item:
         self.producer = producer
         self.consumer = consumer
         self.since = since
+        self.back = 0.0
         self.redeliveries = 0
 
     def info(self) -> ItemInfo:
@@ -306,10 +308,10 @@ class Delivery:
         given: when.
         deadline: of the lease, None if it has none.
         open: neither taken nor given back; the items' bytes still count.
-        extra: the caller's, not looked at.
+        before: the newest item that the consumer had got before.
     """
 
-    __slots__ = ("deadline", "extra", "get", "given", "items", "nbytes", "open", "weight")
+    __slots__ = ("before", "deadline", "get", "given", "items", "nbytes", "open", "weight")
 
     def __init__(self, get: Get, items: list[Item], given: float) -> None:
         self.get = get
@@ -319,7 +321,7 @@ class Delivery:
         self.nbytes = sum(item.nbytes for item in items)
         self.deadline = None if get.lease_seconds is None else given + get.lease_seconds
         self.open = True
-        self.extra: Any = None
+        self.before = 0
 
 
 class Rejected(NamedTuple):

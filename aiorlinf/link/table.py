@@ -91,6 +91,7 @@ class LinkTable:
         self._ready = ready
         self._self: Self | None = None
         self._manager: Lifeline | None = None
+        self._also_expected: set[WorkerAddress] = set()
         self._links: dict[WorkerAddress, Link] = {}
         self._ended: dict[WorkerAddress, _Past] = {}
         self._departures = Departures(home.loop, self._links)
@@ -188,9 +189,13 @@ class LinkTable:
 
     def _check_expected(self, peer: WorkerAddress) -> None:
         me = self._self
-        if me is not None and me.expected is not None and peer not in me.expected:
+        if me is not None and me.expected is not None and peer not in me.expected and peer not in self._also_expected:
             del self._links[peer]
             raise UsageError(f"{peer} is not a worker of this job", hint=f"the job has {', '.join(sorted(me.expected))}")
+
+    def expect(self, peer: WorkerAddress) -> None:
+        """This worker belongs to the job, too, although it was not among those that the job began with."""
+        self._also_expected.add(peer)
 
     @property
     def me(self) -> Self | None:

@@ -13,7 +13,7 @@ from aiorlinf.errors import AuthenticationError, ConfigError, RendezvousError
 from aiorlinf.manager.service import ManagerService
 from aiorlinf.rendezvous.hosts import interface_host
 
-__all__ = ["EmbeddedManager", "acquire_embedded", "manager_host", "random_token"]
+__all__ = ["EmbeddedManager", "acquire_embedded", "embedded_users", "manager_host", "random_token"]
 
 _JOIN_LIMIT_S = 10.0
 
@@ -159,6 +159,12 @@ def acquire_embedded(config: JobConfig | None = None, token: bytes | None = None
             _check_same(runner, config, token, job)
         runner.users += 1
         return EmbeddedManager(runner)
+
+
+def embedded_users(address: str) -> int:
+    """How many uses this process's embedded manager has, if it is the one at this address."""
+    with _lock:
+        return _current.users if _current is not None and _current.service.address == address else 0
 
 
 def _check_same(runner: _Runner, config: JobConfig | None, token: bytes | None, job: str | None) -> None:

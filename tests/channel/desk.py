@@ -72,14 +72,13 @@ class Desk:
     def work(self) -> None:
         """Do what the queue tells."""
         while self.queue.told:
-            told, self.queue.told[:] = list(self.queue.told), []
-            for each in told:
-                if isinstance(each, Put):
-                    self.admitted.append(each)
-                    if not self.slow:
-                        self.commit(each)
-                elif isinstance(each, Rejected):
-                    self.errors[each.request] = each.error
-                else:
-                    self.deliveries.append(each)
-                    self.got[each.get] = [item.payload for item in each.items]
+            each = self.queue.told.popleft()
+            if isinstance(each, Put):
+                self.admitted.append(each)
+                if not self.slow:
+                    self.commit(each)
+            elif isinstance(each, Rejected):
+                self.errors[each.request] = each.error
+            else:
+                self.deliveries.append(each)
+                self.got[each.get] = [item.payload for item in each.items]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import pytest
@@ -129,7 +130,7 @@ def test_a_put_that_goes_away_makes_room_for_those_behind_it() -> None:
 
 def test_two_channels_share_a_bound() -> None:
     shared = ByteBudget(10)
-    told: list[Told] = []
+    told: deque[Told] = deque()
     one, two = Desk(shared=shared, told=told), Desk(shared=shared, told=told)
     one.put("a", nbytes=6)
     waiting = two.put("b", nbytes=6)

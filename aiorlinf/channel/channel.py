@@ -1,0 +1,381 @@
+"""Channel: a named queue between workers, or within one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from aiorlinf.channel.calls import GetCall, Port, PutCall
+from aiorlinf.channel.lease import Lease
+from aiorlinf.channel.prefetch import Prefetch
+from aiorlinf.channel.putting import PutWork
+from aiorlinf.channel.settings import PolicySource, check_key, check_target, check_weight
+from aiorlinf.errors import ChannelClosed, DeadlineExceeded, UsageError, WouldBlockLoop
+from aiorlinf.work.base import AsyncWork
+from aiorlinf.work.deadline import NO_DEADLINE, current_deadline, effective_deadline, expire
+
+if TYPE_CHECKING:
+    from aiorlinf.channel.records import Key
+    from aiorlinf.channel.stats import ChannelStats
+
+__all__ = ["Channel"]
+
+
+class Channel:
+    """One handle of a channel. Made by `comm.create_channel`, `comm.connect_channel` and `Channel.local`.
+
+    A queue with the names and errors of `asyncio.Queue`, between any workers of a job. Any thread may call. Every operation returns an
+    `AsyncWork`, so it is awaited, also `put_nowait` and `qsize`; with ``async_op=False`` it waits and returns the value.
+
+    Items have a key (each key is a FIFO of its own) and a weight (what `get_batch` and the policies count). A handle becomes a producer
+    with its first put and a consumer with its first get. Whose puts come first, gets first; of one producer and key the order is that of
+    its calls.
+
+    The stream ends when the last producer has called `close`: gets then take what is left, and after that raise `ChannelClosed`. If the
+    last producer is lost instead, they raise `ProducerLost` with its name and the cause, until a producer comes back.
+    """
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+
+    @staticmethod
+    def local(
+        name: str = "local",
+        *,
+        maxsize: int = 0,
+        max_bytes: int | None = None,
+        policy: PolicySource = None,
+        producers: int = 1,
+        loop: Literal["auto", "thread"] = "auto",
+    ) -> Channel:
+        """A channel within this process: objects are handed over as they are, nothing is copied.
+
+        It lives on the running event loop; without one, or with ``loop="thread"``, on one in a thread of its own, which ends when the
+        stream has ended and is drained or when the process does.
+
+        Args:
+            name: for messages only.
+            maxsize: bound on items, 0 for none. Items that were handed out do not count.
+            max_bytes: bound on the bytes of tensors, arrays and bytes in the items (also within lists, tuples, dicts), None for none.
+            policy: chooses the consumer of each item; None: whoever asks next gets the oldest item.
+            producers: so many must have come before the stream can end.
+
+        Raises:
+            UsageError: with the argument concerned.
+        """
+        from aiorlinf.channel.local import open_local
+
+        return Channel(open_local(name, maxsize, max_bytes, policy, producers, loop))
+
+    def handle(
+        self,
+        *,
+        consumer: str | None = None,
+        producer: str | None = None,
+        share: float = 1.0,
+        labels: Mapping[str, str] | None = None,
+    ) -> Channel:
+        """Another handle of a local channel, as `connect_channel` makes for others: a producer or consumer of its own.
+
+        Args:
+            consumer, producer: names under which it gets and puts.
+            share: its part of the items, relative to the others', under ``weighted_round_robin``.
+            labels: what a policy can know of it.
+
+        Raises:
+            UsageError: this is not a local channel.
+        """
+        another = getattr(self._port, "another", None)
+        if another is None:
+            raise UsageError("further handles of this channel come from comm.connect_channel(name)")
+        return Channel(another(consumer, producer, share, labels))
+
+    @property
+    def name(self) -> str:
+        """The channel's."""
+        return self._port.name
+
+    # ---- putting
+
+    @overload
+    def put(
+        self, item: Any, *, weight: float = 1, key: Key = None, timeout: float | None = None, async_op: Literal[True] = True
+    ) -> AsyncWork[None]: ...
+    @overload
+    def put(self, item: Any, *, weight: float = 1, key: Key = None, timeout: float | None = None, async_op: Literal[False]) -> None: ...
+    def put(
+        self, item: Any, *, weight: float = 1, key: Key = None, timeout: float | None = None, async_op: bool = True
+    ) -> AsyncWork[None] | None:
+        """Put an item, as soon as there is room.
+
+        The work is done when the channel has the item for certain, and the memory of its tensors may be written to again.
+
+        Args:
+            item: whatever `send` takes; tensors must be contiguous.
+            weight: at least 0.
+            key: text, bytes, a whole number or None.
+            timeout: seconds; None waits as long as it takes.
+
+        Raises:
+            NonContiguousTensor, UnsupportedObject, UsageError, ClosedError: at the call.
+            ChannelClosed: nothing can be put any more.
+            DeadlineExceeded: there was no room in time; the item is not in the channel.
+            PeerLost: the channel worker is gone, and the channel with it.
+            RemoteError: the policy failed for this item (in a local channel: the policy's own error).
+
+        Cancelling, or the passing of the time, is exactly-once: the item is not put.
+        """
+        work = self._put("put", item, weight, key, False, timeout, async_op)
+        return work if async_op else work.wait()
+
+    def put_nowait(self, item: Any, *, weight: float = 1, key: Key = None) -> AsyncWork[None]:
+        """As `put`, but the work fails with `ChannelFull` (which is also `asyncio.QueueFull`) when there is no room."""
+        return self._put("put_nowait", item, weight, key, True, None, True)
+
+    def _put(
+        self, operation: str, item: Any, weight: float, key: Key, nowait: bool, timeout: float | None, async_op: bool
+    ) -> AsyncWork[None]:
+        port = self._port
+        port.check()
+        if not async_op:
+            self._check_may_block()
+        weight = check_weight(weight)
+        if key is not None:
+            check_key(key)
+        payload, nbytes = port.prepare(item)
+        call = PutCall(port, payload, nbytes, weight, key, nowait)
+        work = PutWork(port.home, operation, abort=_stop_put, detail=call)
+        call.work = work
+        port.home.call(port.start_put, call)
+        self._limit(work, timeout, "had no room")
+        return work
+
+    # ---- getting
+
+    @overload
+    def get(self, *, key: Key = None, timeout: float | None = None, async_op: Literal[True] = True) -> AsyncWork[Any]: ...
+    @overload
+    def get(self, *, key: Key = None, timeout: float | None = None, async_op: Literal[False]) -> Any: ...
+    def get(self, *, key: Key = None, timeout: float | None = None, async_op: bool = True) -> Any:
+        """The oldest item of this key, as soon as there is one.
+
+        Gets are served in order of their coming; where a policy balances, among those of this consumer.
+
+        Raises:
+            ChannelClosed: the stream has ended and is drained.
+            ProducerLost: the last producer was lost, and nothing is left.
+            DeadlineExceeded: nothing came within `timeout` seconds; nothing was taken.
+            UnsupportedObject: the item cannot be rebuilt here; it is lost.
+            PeerLost: the channel worker is gone.
+
+        Cancelling, or the passing of the time, is exactly-once: an item that was on its way to this call goes back to its place. An item
+        that was handed to a consumer which then dies is gone; see `lease`.
+        """
+        work = self._get("get", key, None, False, timeout, async_op)
+        return work if async_op else work.wait()
+
+    def get_nowait(self, *, key: Key = None) -> AsyncWork[Any]:
+        """As `get`, but the work fails with `ChannelEmpty` (which is also `asyncio.QueueEmpty`) when there is nothing, or others wait
+        before."""
+        return self._get("get_nowait", key, None, True, None, True)
+
+    @overload
+    def get_batch(
+        self, target_weight: float, *, key: Key = None, timeout: float | None = None, async_op: Literal[True] = True
+    ) -> AsyncWork[list[Any]]: ...
+    @overload
+    def get_batch(self, target_weight: float, *, key: Key = None, timeout: float | None = None, async_op: Literal[False]) -> list[Any]: ...
+    def get_batch(self, target_weight: float, *, key: Key = None, timeout: float | None = None, async_op: bool = True) -> Any:
+        """The oldest items of this key that together weigh `target_weight`, as a list, all at once.
+
+        As many as fit: the batch is whole when the next item would make it heavier than the target. An item that is heavier by itself comes
+        alone. What is there so far is handed out when the stream ends, and when the channel is full, for then the batch could not grow.
+        Gets that come later wait until this one is served.
+
+        Raises and cancelling: as `get`, for all of the items.
+        """
+        work = self._get("get_batch", key, check_target(target_weight), False, timeout, async_op)
+        return work if async_op else work.wait()
+
+    def _get(self, operation: str, key: Key, target: float | None, nowait: bool, timeout: float | None, async_op: bool) -> AsyncWork[Any]:
+        port = self._port
+        port.check()
+        if not async_op:
+            self._check_may_block()
+        if key is not None:
+            check_key(key)
+        call = GetCall(port, key, target, nowait, False, None)
+        return self._begin_get(operation, call, timeout)
+
+    def _begin_get(self, operation: str, call: GetCall, timeout: float | None) -> AsyncWork[Any]:
+        port = self._port
+        work: AsyncWork[Any] = AsyncWork(port.home, operation, abort=_stop_get, give_back=call.give_back, detail=call)
+        call.work = work
+        port.home.call(port.start_get, call)
+        self._limit(work, timeout, "gave nothing")
+        return work
+
+    def lease(
+        self, *, key: Key = None, target_weight: float | None = None, seconds: float | None = None, timeout: float | None = None
+    ) -> Lease:
+        """An item that comes back unless it was dealt with: ``async with channel.lease() as item``.
+
+        It goes back to the head of the queue when the block raises, when this worker dies, or when the time is over; so an item is
+        processed at least once. In the channel the item stays until the block ends.
+
+        Args:
+            key: as for `get`.
+            target_weight: a batch of this weight, as a list; None: one item.
+            seconds: how long the block may take; None: as long as this worker lives.
+            timeout: seconds to wait for the item.
+
+        Raises (on entering): as `get`.
+        """
+        port = self._port
+        port.check()
+        if key is not None:
+            check_key(key)
+        if seconds is not None and not (type(seconds) in (int, float) and 0 < seconds < 1e9):
+            raise UsageError(f"seconds={seconds!r} is not a time above 0", operation="lease")
+        target = None if target_weight is None else check_target(target_weight)
+        call = GetCall(port, key, target, False, True, None if seconds is None else float(seconds))
+        return Lease(port, call, lambda: self._begin_get("lease", call, timeout))
+
+    def prefetch(self, count: int, *, key: Key = None) -> Prefetch:
+        """An iterator that keeps so many gets under way ahead of the loop: ``async for item in channel.prefetch(8)``.
+
+        Items come in the order of the queue. What was on its way when the loop is left goes back: leave it with ``async with`` or `aclose`,
+        or by the end of the stream.
+
+        Raises:
+            UsageError: not a number of at least 1.
+        """
+        if type(count) is not int or count < 1:
+            raise UsageError(f"count={count!r} is not a whole number of at least 1", operation="prefetch")
+        return Prefetch(lambda: self.get(key=key), count)
+
+    def __aiter__(self) -> Channel:
+        return self
+
+    async def __anext__(self) -> Any:
+        """The next item of the key None.
+
+        Ends when the stream has ended; raises `ProducerLost` when it is broken. Cancelling takes nothing.
+        """
+        try:
+            return await self.get()
+        except ChannelClosed:
+            raise StopAsyncIteration from None
+
+    # ---- looking
+
+    def qsize(self, *, key: Key = None) -> AsyncWork[int]:
+        """How many items can be taken: of all keys, or with `key` of that one. It may be wrong as soon as it is known."""
+        return self._ask("qsize", "length", key)
+
+    def empty(self, *, key: Key = None) -> AsyncWork[bool]:
+        """Whether there is no item; see `qsize`."""
+        return self.qsize(key=key).then(_is_zero)
+
+    def full(self) -> AsyncWork[bool]:
+        """Whether a put would have to wait."""
+        return self._ask("full", "full", None)
+
+    def peek_all(self, *, key: Key = None) -> AsyncWork[list[Any]]:
+        """Copies of all items of one key, oldest first, which stay where they are. For debugging: all of them travel."""
+        return self._ask("peek_all", "peek", key)
+
+    def stats(self) -> AsyncWork[ChannelStats]:
+        """Lengths, weights, rates and waiting times, for each key, consumer and producer. It can be printed."""
+        return self._ask("stats", "stats", None)
+
+    def _ask(self, operation: str, what: str, key: Key) -> AsyncWork[Any]:
+        port = self._port
+        port.check()
+        if key is not None:
+            check_key(key)
+        work: AsyncWork[Any] = AsyncWork(port.home, operation, abort=_forget)
+        port.home.call(port.ask, work, what, key, key is None and what != "peek")
+        return work
+
+    def report_memory(self, free_bytes: int | None) -> None:
+        """Tell ``memory_aware`` how much memory this consumer has free, on its device or host. Returns at once; call it when that changes.
+
+        Raises:
+            UsageError: not a whole number of at least 0, or None.
+        """
+        if free_bytes is not None and (type(free_bytes) is not int or not 0 <= free_bytes < 2**63):
+            raise UsageError(f"free_bytes={free_bytes!r} is not a number of bytes", operation="report_memory")
+        self._port.check()
+        self._port.home.call(self._port.report, free_bytes)
+
+    # ---- the end
+
+    def close(self) -> AsyncWork[None]:
+        """Nothing more will be put by this handle. When the last producer has closed, the stream ends.
+
+        The work is done when the channel knows. A handle that has put can go on getting what is left. One that has only got leaves: what it
+        was chosen for goes to others, its gets that wait end with `ChannelClosed`. One that was not used counts as a producer that had
+        nothing to put. May be called again. Cancelling stops the waiting, not the closing.
+        """
+        return self._end(shutdown=False, immediate=False)
+
+    def shutdown(self, immediate: bool = False) -> AsyncWork[None]:
+        """End the stream for everybody, as `asyncio.Queue.shutdown` does: puts fail from now on, also those that wait; gets take what is
+        left.
+
+        With `immediate` nothing is left. Cancelling stops the waiting only.
+        """
+        return self._end(shutdown=True, immediate=immediate)
+
+    def _end(self, *, shutdown: bool, immediate: bool) -> AsyncWork[None]:
+        port = self._port
+        work: AsyncWork[None] = AsyncWork(port.home, "shutdown" if shutdown else "close", abort=_forget)
+        port.home.call(lambda: port.close(work, shutdown=shutdown, immediate=immediate))
+        return work
+
+    async def __aenter__(self) -> Channel:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Channel {self._port.describe()}>"
+
+    # ---- helpers
+
+    def _check_may_block(self) -> None:
+        if self._port.home.on_home():
+            raise WouldBlockLoop("async_op=False on the loop's own thread would never return", hint="await the operation instead")
+
+    def _limit(self, work: AsyncWork[Any], timeout: float | None, what: str) -> None:
+        if timeout is None and current_deadline.get() is NO_DEADLINE:
+            return
+        name = self.name
+
+        def too_late(elapsed: float) -> DeadlineExceeded:
+            text = f"channel {name!r} {what} within {elapsed:.3g} s"
+            return DeadlineExceeded(text, step="match", operation=work.operation, elapsed=elapsed)
+
+        expire(work, effective_deadline(timeout), too_late)
+
+
+def _stop_put(work: AsyncWork[Any]) -> None:
+    call: PutCall = work._detail
+    call.work = None
+    call.port.stop_put(call)
+
+
+def _stop_get(work: AsyncWork[Any]) -> None:
+    call: GetCall = work._detail
+    call.work = None
+    call.port.stop_get(call)
+
+
+def _forget(work: AsyncWork[Any]) -> None:
+    """The answer will find nobody."""
+
+
+def _is_zero(number: int) -> bool:
+    return number == 0

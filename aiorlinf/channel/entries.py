@@ -1,0 +1,172 @@
+"""What a worker and a channel worker say to each other: many short entries in one small message. Pure.
+
+A message begins with the number of the conversation, drawn at random by the worker, and flags; then entries follow, each a fixed part, a
+key and a payload. Numbers of calls count up in each conversation. Payloads that are too large for an entry travel on their own, as messages
+of reserved contexts whose tag is the `slot` of an entry; the channel worker deals the slots out.
+
+=========  =================================================================================================================
+to the channel worker
+---------  -----------------------------------------------------------------------------------------------------------------
+OPEN       a new handle, `port`; the payload says of which channel, and who it is
+PUT        `number` shall be put: weight `value`, `extra` bytes, the payload unless LARGE; NOWAIT
+RETRACT    put `number` is not wanted any more
+COMMIT     all admitted puts of this port up to `number` are final
+GET        `number` wants an item, or (BATCH) a weight of `value`; NOWAIT; LEASE, for at most `extra` milliseconds (0: no limit)
+CANCEL     get `number` is not wanted any more
+TAKEN      what the gets from `number` on were given, `extra` of them, is theirs for good
+RETURN     what get `number` was given goes back; large items follow in the slots that the payload lists
+DONE       lease `number` is over, its items are dealt with
+BACK       lease `number` is over, its items go back
+ASK        a question, what the payload names
+REPORT     this port's consumer has `extra` bytes free (NOWAIT: it does not know)
+CLOSE      this port closes; SHUTDOWN, IMMEDIATE: the stream ends for all
+---------  -----------------------------------------------------------------------------------------------------------------
+from the channel worker
+---------  -----------------------------------------------------------------------------------------------------------------
+ADMIT      all puts of this port up to `number` that have not failed have room
+GO         the payload of put `number` is expected in `slot`
+ITEM       for get `number`; LARGE: it comes in `slot`; MORE: further items of the batch follow
+ANSWER     to OPEN, ASK or CLOSE `number`
+ERROR      call `number` has failed
+=========  =================================================================================================================
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from aiorlinf.channel.records import Key
+from aiorlinf.errors import WireError
+
+__all__ = ["FIXED", "GETS", "HEAD", "HELLO", "LIFE", "PUTS", "REPLIES", "REQUESTS", "RETURNS", "Bits", "Entry", "Op", "decode_key",
+           "encode_key", "entries", "entry"]  # fmt: skip
+
+REQUESTS, REPLIES, PUTS, GETS, RETURNS, LIFE = range(1, 7)
+"""Reserved contexts: entries to and from the channel worker, large payloads of puts, of gets, and of gets that go back; one in which
+nothing is ever sent, so that a receive there ends with the link."""
+
+HEAD = struct.Struct("<QB")
+"""Number of the conversation, flags."""
+
+HELLO = 1
+"""The conversation begins with this message."""
+
+FIXED = struct.Struct("<BBHHHIQdQ")
+"""Operation, bits, port, slot, size of the key, size of the payload, number, value, extra."""
+
+
+class Op:
+    """Plain integers: they are compared for every entry."""
+
+    OPEN = 1
+    PUT = 2
+    RETRACT = 3
+    COMMIT = 4
+    GET = 5
+    CANCEL = 6
+    TAKEN = 7
+    RETURN = 8
+    DONE = 9
+    BACK = 10
+    ASK = 11
+    REPORT = 12
+    CLOSE = 13
+    ADMIT = 32
+    GO = 33
+    ITEM = 34
+    ANSWER = 35
+    ERROR = 36
+
+
+class Bits:
+    """Of an entry."""
+
+    NOWAIT = 1
+    LARGE = 2
+    BATCH = 4
+    LEASE = 8
+    MORE = 16
+    SHUTDOWN = 32
+    IMMEDIATE = 64
+    ALL_KEYS = 128
+
+
+class Entry(NamedTuple):
+    """One entry, taken apart."""
+
+    op: int
+    bits: int
+    port: int
+    slot: int
+    number: int
+    value: float
+    extra: int
+    key: bytes
+    payload: bytes
+
+
+def entry(
+    op: int,
+    port: int,
+    number: int,
+    bits: int = 0,
+    *,
+    slot: int = 0,
+    value: float = 0.0,
+    extra: int = 0,
+    key: bytes = b"",
+    payload: bytes = b"",
+) -> bytes:
+    """As bytes."""
+    return FIXED.pack(op, bits, port, slot, len(key), len(payload), number, value, extra) + key + payload
+
+
+def entries(body: bytes) -> Iterator[Entry]:
+    """Those of a message, after its head.
+
+    Raises:
+        WireError: malformed.
+    """
+    at, end, size = HEAD.size, len(body), FIXED.size
+    unpack = FIXED.unpack_from
+    while at < end:
+        if end - at < size:
+            raise WireError(f"{end - at} bytes are no entry of a channel")
+        op, bits, port, slot, key_size, payload_size, number, value, extra = unpack(body, at)
+        at += size
+        middle = at + key_size
+        after = middle + payload_size
+        if after > end:
+            raise WireError(f"an entry of a channel ends {after - end} bytes after its message")
+        yield Entry(op, bits, port, slot, number, value, extra, body[at:middle], body[middle:after])
+        at = after
+
+
+def encode_key(key: Key) -> bytes:
+    """A key as bytes; the usual one, None, as none."""
+    if key is None:
+        return b""
+    if isinstance(key, str):
+        return b"s" + key.encode("utf-8", "surrogatepass")
+    if isinstance(key, bytes):
+        return b"b" + key
+    return b"i%d" % key
+
+
+def decode_key(data: bytes) -> Key:
+    """The reverse of `encode_key`. Raises WireError."""
+    if not data:
+        return None
+    kind, rest = data[:1], data[1:]
+    try:
+        if kind == b"s":
+            return rest.decode("utf-8", "surrogatepass")
+        if kind == b"b":
+            return rest
+        if kind == b"i":
+            return int(rest)
+    except ValueError:
+        pass
+    raise WireError(f"{data[:40]!r} is not a key")

@@ -1,0 +1,107 @@
+"""Finding a channel by its name, and making it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from aiorlinf.address import WorkerAddress
+from aiorlinf.channel import spawn
+from aiorlinf.channel.settings import ChannelSettings
+from aiorlinf.errors import ChannelError, RendezvousError, UsageError
+
+if TYPE_CHECKING:
+    from aiorlinf.channel.channel import Channel
+    from aiorlinf.channel.hub import ChannelHub, Role
+    from aiorlinf.link.table import LinkTable
+    from aiorlinf.manager.lifeline import Lifeline
+
+__all__ = ["connect", "create"]
+
+_LOOK_SECONDS = 0.1
+
+
+async def create(
+    hub: ChannelHub,
+    table: LinkTable,
+    life: Lifeline,
+    settings: ChannelSettings,
+    role: Role,
+    env: Callable[[str], Mapping[str, str]],
+    timeout: float,
+) -> Channel:
+    """A handle of the channel, which is made unless there is one of these settings.
+
+    Raises:
+        UsageError: it exists with other settings.
+        ChannelError: its process could not be started.
+        RendezvousError: that did not join in time.
+    """
+    end = time.monotonic() + timeout
+    held = await _held(life, settings.name)
+    if held is not None:
+        if different := settings.differs(held):
+            raise UsageError(
+                f"channel {settings.name!r} exists with other settings: {different}",
+                operation="create_channel",
+                hint="connect_channel(name) takes it as it is",
+            )
+    elif not await _alive(life, settings.worker):
+        await _start(life, settings.worker, env, end)
+    host = WorkerAddress(settings.worker)
+    table.expect(host)
+    return await hub.open(settings, role, create=True)
+
+
+async def connect(hub: ChannelHub, table: LinkTable, life: Lifeline, name: str, role: Role, timeout: float) -> Channel:
+    """A handle of the channel of this name. Waits until there is one.
+
+    Raises:
+        RendezvousError: nobody made it in time.
+    """
+    try:
+        holding = await life.find("channel", name, timeout)
+    except RendezvousError as error:
+        error.fill(operation="connect_channel", hint=f"some worker calls comm.create_channel({name!r})")
+        raise
+    settings = ChannelSettings.unpublished(holding.value)
+    table.expect(holding.owner.address)
+    return await hub.open(settings, role, create=False)
+
+
+async def _held(life: Lifeline, name: str) -> ChannelSettings | None:
+    try:
+        holding = await life.find("channel", name, 0.0)
+    except RendezvousError:
+        return None
+    return ChannelSettings.unpublished(holding.value)
+
+
+async def _alive(life: Lifeline, address: str) -> bool:
+    try:
+        await life.lookup(address, 0.0)
+    except RendezvousError:
+        return False
+    return True
+
+
+async def _start(life: Lifeline, address: str, env: Callable[[str], Mapping[str, str]], end: float) -> None:
+    """Start the channel worker and wait until it, or one that somebody else started at the same time, has joined."""
+    pid = spawn.spawn(env(address))
+    joined = asyncio.ensure_future(life.lookup(address, max(0.0, end - time.monotonic())))
+    try:
+        while not joined.done():
+            await asyncio.wait({joined}, timeout=_LOOK_SECONDS)
+            code = spawn.ended(pid)
+            if code and not joined.done():
+                how = f"with exit code {code}" if code > 0 else f"by signal {-code}"
+                raise ChannelError(
+                    f"the channel worker {address} ended {how} before it had joined",
+                    operation="create_channel",
+                    hint="see what it has printed",
+                )
+        await joined
+    finally:
+        joined.cancel()

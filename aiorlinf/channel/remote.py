@@ -1,0 +1,330 @@
+"""A handle of a channel that another worker holds."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from aiorlinf.channel.calls import GetCall, PutCall
+from aiorlinf.channel.entries import PUTS, Bits, Op, encode_key, entry
+from aiorlinf.channel.putting import Confirming
+from aiorlinf.channel.stats import ChannelStats
+from aiorlinf.channel.watching import watch
+from aiorlinf.collective.giving import Gift, encode_giving
+from aiorlinf.errors import AiorlinfError, ChannelClosed
+from aiorlinf.link.outgoing import Outgoing
+from aiorlinf.wire.flat import Flat
+from aiorlinf.wire.frames import stream_key
+from aiorlinf.wire.inline import encode_inline
+from aiorlinf.work.base import AsyncWork
+
+if TYPE_CHECKING:
+    from aiorlinf.channel.client import Conversation
+    from aiorlinf.channel.records import Key
+    from aiorlinf.channel.settings import ChannelSettings
+
+__all__ = ["RemotePort"]
+
+log = logging.getLogger("aiorlinf.channel")
+
+_SMALL_BYTES = 64 * 1024
+
+
+class _Item:
+    """A payload that does not ride in its entry, or one that holds tensors that are given away.
+
+    Attributes:
+        body: the whole payload if it is small.
+        out: the message.
+        work: that it is sent.
+    """
+
+    __slots__ = ("body", "out", "work")
+
+    def __init__(self, body: bytes | None, out: Outgoing, work: AsyncWork[None]) -> None:
+        self.body = body
+        self.out = out
+        self.work = work
+
+    def stop(self) -> None:
+        """It is not put after all: tensors that were given away come back."""
+        if self.out.sender is None:
+            self.out.restore()
+        self.work.cancel()
+
+    def gone(self) -> None:
+        """It has left in an entry."""
+        self.out.moved = []
+
+
+class RemotePort:
+    """See `calls.Port`.
+
+    A put is announced to the channel worker, with its payload if that is small. When it has room there the put is committed here, unless it
+    was cancelled meanwhile; a large payload is sent before that. So there is one moment, here, in which a put becomes final.
+    """
+
+    def __init__(self, conversation: Conversation, settings: ChannelSettings) -> None:
+        self.home = conversation.home
+        self.name = settings.name
+        self.settings = settings
+        self.number = conversation.next_port()
+        self._conversation = conversation
+        self._exchange = conversation.exchange
+        self._puts: dict[int, PutCall] = {}
+        self._unadmitted: deque[PutCall] = deque()
+        self._order: deque[PutCall] = deque()  # not committed; a put is final when all before it are settled
+        self._confirming = Confirming(self.home, self._commit, self._retract)
+        self._closed = False
+        conversation.ports[self.number] = self
+
+    # ---- any thread
+
+    def check(self) -> None:
+        self._exchange.check(0)
+        if self._conversation.cause is not None:
+            raise self._conversation.cause()
+
+    def prepare(self, item: Any) -> tuple[Any, int]:
+        exchange = self._exchange
+        config = exchange.config
+        memory = exchange.table.memory
+        limit = min(config.inline_max_bytes, _SMALL_BYTES)
+        message: bytes | Flat
+        gift: Gift | None = None
+        if memory is not None and memory.used:
+            message, gift = encode_giving(item, memory, limit, config.allow_pickle)
+        else:
+            message = encode_inline(item, limit, allow_pickle=config.allow_pickle)
+        if type(message) is bytes and len(message) <= _SMALL_BYTES:
+            if gift is None:
+                return message, len(message)
+            work: AsyncWork[None] = AsyncWork(self.home, "put", abort=exchange._withdraw)
+            out = Outgoing(work, 0, body=message, total=len(message))
+            gift.give(out)
+            return _Item(message, out, work), len(message)
+        work = AsyncWork(self.home, "put", abort=exchange._withdraw)
+        out = exchange._large(work, 0, message)
+        if gift is not None:
+            gift.give(out)
+        return _Item(None, out, work), out.total + len(out.manifest)
+
+    # ---- puts, home thread
+
+    def start_put(self, call: PutCall) -> None:
+        item = call.payload
+        cause = self._conversation.cause
+        if call.work is None or self._closed or cause is not None:
+            if isinstance(item, _Item):
+                item.stop()
+            call.payload = None
+            if cause is not None:
+                call.fail(cause())
+            else:
+                call.fail(ChannelClosed(f"this handle of channel {self.name!r} was closed", operation="put"))
+            return
+        call.number = number = self._conversation.next_number()
+        bits = Bits.NOWAIT if call.nowait else 0
+        if type(item) is bytes:
+            call.payload = None
+            body = item
+        else:
+            body = item.body or b""
+            if item.body is None:
+                bits |= Bits.LARGE
+        self._puts[number] = call
+        self._unadmitted.append(call)
+        self._order.append(call)
+        key = b"" if call.key is None else encode_key(call.key)
+        self._conversation.write(entry(Op.PUT, self.number, number, bits, value=call.weight, extra=call.nbytes, key=key, payload=body))
+
+    def stop_put(self, call: PutCall) -> None:
+        if type(call.payload) is bytes:
+            call.payload = None
+        if call.number:
+            self._retract(call)
+        elif call.payload is not None:
+            call.payload.stop()
+
+    def _drop(self, call: PutCall) -> None:
+        """Cancelled, or its payload could not be sent."""
+        if self._puts.pop(call.number, None) is not None and self._conversation.cause is None:
+            call.settled = True
+            self._conversation.write(entry(Op.RETRACT, self.number, call.number))
+            self._advance()
+
+    def on_admit(self, upto: int) -> None:
+        """All puts up to this number have room, but for those that have failed."""
+        unadmitted = self._unadmitted
+        finished = []
+        while unadmitted and unadmitted[0].number <= upto:
+            call = unadmitted.popleft()
+            item = call.payload
+            if call.settled or (item is not None and item.body is None):
+                continue
+            finished.append(call)
+        self._finish(finished)
+
+    def _finish(self, calls: list[PutCall]) -> None:
+        """Tell the callers, which may run their code."""
+        for index, call in enumerate(calls):
+            try:
+                self._confirming.finish(call)
+            except BaseException:
+                if rest := calls[index + 1 :]:  # Ctrl-C in a then-step, say: the others are told all the same
+                    self.home.loop.call_soon(self._finish, rest)
+                raise
+
+    def _commit(self, call: PutCall) -> None:
+        """It is final."""
+        item, call.payload = call.payload, None
+        if item is not None:
+            item.gone()
+        if self._puts.pop(call.number, None) is not None:
+            call.settled = True
+            self._advance()
+
+    def _retract(self, call: PutCall) -> None:
+        """It is not put after all."""
+        item, call.payload = call.payload, None
+        if item is not None:
+            item.stop()
+        self._drop(call)
+
+    def on_go(self, number: int, slot: int) -> None:
+        """The payload of this put is expected."""
+        call = self._puts.get(number)
+        if call is None:
+            return  # cancelled meanwhile; the channel worker will hear of it
+        item: _Item = call.payload
+        item.out.key = stream_key(PUTS, slot)
+        watch(item.work, lambda work: self._sent(call, work))
+        try:
+            self._exchange._send(self._conversation.host, item.out)
+        except AiorlinfError as error:
+            item.work._fail(error)
+
+    def _sent(self, call: PutCall, work: AsyncWork[None]) -> None:
+        """The payload of a put is with the channel worker, or will never be."""
+        if call.number not in self._puts or work.cancelled():
+            return
+        error = work.exception()
+        if error is not None:
+            call.payload = None
+            self._drop(call)
+            call.fail(error)
+        else:
+            self._confirming.finish(call)
+
+    def on_error(self, number: int, error: AiorlinfError) -> None:
+        """This put has failed."""
+        call = self._puts.pop(number, None)
+        if call is None:
+            return
+        call.settled = True
+        item, call.payload = call.payload, None
+        if item is not None:
+            item.stop()
+        self._advance()
+        call.fail(error)
+
+    def _advance(self) -> None:
+        """Commit what has nothing unsettled before it."""
+        order = self._order
+        number = 0
+        while order and order[0].settled:
+            number = order.popleft().number
+        if number:
+            self._conversation.commit(self.number, number)
+
+    def on_end(self, make_error: Callable[[], AiorlinfError]) -> None:
+        """The channel is gone."""
+        puts, self._puts = self._puts, {}
+        self._confirming.close()
+        self._unadmitted.clear()
+        self._order.clear()
+        for call in puts.values():
+            item, call.payload = call.payload, None
+            if item is not None:
+                item.stop()
+            call.fail(make_error())
+
+    # ---- gets, home thread
+
+    def start_get(self, call: GetCall) -> None:
+        if call.work is None:
+            return
+        conversation = self._conversation
+        if conversation.cause is not None:
+            call.fail(conversation.cause())
+            return
+        bits = (Bits.NOWAIT if call.nowait else 0) | (Bits.LEASE if call.lease else 0) | (0 if call.target is None else Bits.BATCH)
+        extra = 0 if call.seconds is None else max(1, round(call.seconds * 1000))
+        key = b"" if call.key is None else encode_key(call.key)
+        conversation.start_get(
+            call, lambda number: entry(Op.GET, self.number, number, bits, value=call.target or 0.0, extra=extra, key=key)
+        )
+
+    def stop_get(self, call: GetCall) -> None:
+        if call.number and self._conversation.cause is None:
+            self._conversation.stop_get(call, self.number)
+
+    def give_back(self, call: GetCall, value: Any) -> None:
+        self._conversation.give_back(call, value)
+
+    def end_lease(self, call: GetCall, *, done: bool) -> None:
+        self._conversation.end_lease(call.number, done=done)
+
+    # ---- the rest, home thread
+
+    def ask(self, work: AsyncWork[Any], what: str, key: Key, all_keys: bool) -> None:
+        if self._conversation.cause is not None:
+            work._fail(self._conversation.cause())
+            return
+        answer: AsyncWork[Any] = AsyncWork(self.home, what)
+        watch(answer, lambda answer: _pass_on(answer, work, what))
+        self._conversation.ask(answer, Op.ASK, self.number, Bits.ALL_KEYS if all_keys else 0, what.encode(), encode_key(key))
+
+    def report(self, free_memory: int | None) -> None:
+        if self._conversation.cause is None:
+            bits = Bits.NOWAIT if free_memory is None else 0
+            self._conversation.write(entry(Op.REPORT, self.number, 0, bits, extra=free_memory or 0))
+
+    def close(self, work: AsyncWork[None], *, shutdown: bool, immediate: bool) -> None:
+        if self._conversation.cause is not None:
+            work._finish(None)  # there is nothing left to close
+            return
+        if not shutdown:
+            self._closed = True
+        bits = (Bits.SHUTDOWN if shutdown else 0) | (Bits.IMMEDIATE if immediate else 0)
+        self._conversation.ask(work, Op.CLOSE, self.number, bits)
+
+    def open(self, work: AsyncWork[Any], who: dict[str, Any]) -> None:
+        """Tell the channel worker of this handle; the work is done when it knows."""
+        payload = orjson.dumps({"settings": self.settings.to_dict(), **who})
+        self._conversation.ask(work, Op.OPEN, self.number, 0, payload)
+
+    def describe(self) -> str:
+        settings = self.settings
+        bounds = [f"maxsize {settings.maxsize}"] if settings.maxsize else []
+        bounds += [f"max_bytes {settings.max_bytes}"] if settings.max_bytes is not None else []
+        bounds += [settings.policy] if settings.policy else []
+        state = "" if self._conversation.cause is None else ", lost"
+        return f"{self.name!r} at {settings.worker}{''.join(f', {part}' for part in bounds)}{state}"
+
+
+def _pass_on(answer: AsyncWork[Any], work: AsyncWork[Any], what: str) -> None:
+    error = answer.exception()
+    if error is not None:
+        work._fail(error)
+        return
+    value = answer.result()
+    if what == "stats":
+        value = ChannelStats.from_dict(value)
+    elif what == "peek":
+        value = value or []
+    work._finish(value)

@@ -1,0 +1,101 @@
+"""The program of a channel worker: ``python -m aiorlinf.launch.channel_worker``, with the environment of `comm.env(address)`.
+
+It holds channels until the job is over. When is that? It is told by SIGTERM (by a process that embedded the manager), or the manager is
+gone and does not come back. In either case it stays as long as somebody is connected to a channel; a second SIGTERM ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from aiorlinf.errors import RendezvousError
+
+if TYPE_CHECKING:
+    from aiorlinf.worker import Worker
+
+__all__ = ["main"]
+
+log = logging.getLogger("aiorlinf.channel")
+
+_LOOK_SECONDS = 1.0
+_PATIENCE_SECONDS = 5.0
+_PATIENCE_WITH_ITEMS_SECONDS = 60.0
+"""A manager may be started anew. With nobody connected, that is how long items wait for it."""
+
+
+def main() -> int:
+    """Run; the exit code."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_main())
+
+
+async def _main() -> int:
+    from aiorlinf.worker import init
+
+    end = _End()
+    try:
+        async with init() as comm:
+            end.watch(comm)
+            await end.event.wait()
+    except RendezvousError as error:
+        if "registered already" not in error.message:
+            raise
+        log.debug("somebody else started the same channel worker: %s", error)
+    finally:
+        end.stop()
+    return 0
+
+
+class _End:
+    """Decides when it is over."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._asked = False
+        self._watching: asyncio.Task[None] | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._on_signal)
+
+    def watch(self, comm: Worker) -> None:
+        """The worker has joined."""
+        self._host = comm.hold_channels(self._on_idle)
+        self._watching = self._loop.create_task(self._watch(comm), name="watch the manager")
+        self._on_idle()
+
+    def _on_signal(self) -> None:
+        if self._asked or self._watching is None:
+            self.event.set()
+        self._asked = True
+        self._on_idle()
+
+    def _on_idle(self) -> None:
+        if self._asked and self._watching is not None and not self._host.sessions:
+            self.event.set()
+
+    async def _watch(self, comm: Worker) -> None:
+        away = 0.0
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if comm.closed:  # the others have given us up
+                self.event.set()
+            away = away + _LOOK_SECONDS if comm.manager_away and not self._host.sessions else 0.0
+            if away >= (_PATIENCE_WITH_ITEMS_SECONDS if self._host.length else _PATIENCE_SECONDS):
+                self.event.set()
+
+    def stop(self) -> None:
+        """It is over."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+        if self._watching is not None:
+            self._watching.cancel()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
