@@ -79,8 +79,9 @@ class CollectiveCalls:
             into: at the others: a module, a dict of tensors by name (a state dict), a tensor or a list of tensors, that the root's tensors
                 are copied into, in place and without fresh memory for each; shapes must be equal, dtypes are converted. It is the result.
             changed_only: at the root, for a dict of tensors by name: send only those that were written to since this member's last
-                broadcast with `changed_only` to the same workers, as their version counters tell; all of them if one of the
-                workers is a new life, or if the last broadcast failed. Others get a smaller dict, or with `into` the rest stays as it is.
+                broadcast with `changed_only` to the same workers, as their version counters tell, and those of up to 16 KiB; all of
+                them if one of the workers is a new life, or if any broadcast came between or failed. The others get a smaller dict, or
+                with `into` the rest stays as it is.
             timeout: seconds; None waits as long as all live.
             async_op: False waits and returns the object.
 

@@ -7,14 +7,18 @@ from typing import Any
 
 import torch
 
-__all__ = ["Changes"]
+__all__ = ["ALWAYS_BYTES", "Changes"]
+
+ALWAYS_BYTES = 16 * 1024
+"""Tensors up to this size are always sent."""
 
 
 class Changes:
     """Remembers what was sent, by name.
 
     A tensor counts as unchanged if it lies where it lay, in the same form, and its version counter says that no operation of torch has
-    written to it. What is written past torch (``tensor.data``, NumPy) goes unnoticed.
+    written to it. What is written past the counters (``tensor.data``, NumPy) goes unnoticed. Small tensors always count as changed: batch
+    normalisation, for one, writes its running statistics past the counters.
     """
 
     def __init__(self) -> None:
@@ -27,7 +31,7 @@ class Changes:
 
     def _unchanged(self, name: str, value: Any) -> bool:
         sent = self._sent.get(name)
-        if sent is None or not isinstance(value, torch.Tensor) or value.is_inference():
+        if sent is None or not isinstance(value, torch.Tensor) or value.is_inference() or value.nbytes <= ALWAYS_BYTES:
             return False
         tensor, version = sent
         return (

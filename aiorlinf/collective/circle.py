@@ -112,9 +112,9 @@ class Circle:
         except AiorlinfError as failure:
             operation.fail(failure)
             return
-        for key in operation.keys.values():
-            for sender, note in self._early.pop(key, ()):
-                operation.take(sender, note)
+        early = [told for key in operation.keys.values() for told in self._early.pop(key, ())]
+        for sender, note in sorted(early, key=lambda told: told[1].step != Step.FAIL):
+            operation.take(sender, note)
         self._listen()
 
     def forget(self, operation: _UnderWay) -> None:
@@ -148,17 +148,26 @@ class Circle:
         return 0 if me is None else me.identity.incarnation
 
     def _listen(self) -> None:
-        if self._listening is None and self._operations:
+        """Take all notes that are here before anything runs on: a failure is to be heard of before the success of what went before it."""
+        while self._listening is None and self._operations:
             try:
-                self._listening = self._inbox.recv()
+                work: AsyncWork[Any] = self._inbox.recv()
             except AiorlinfError as error:
                 self._fail_all(error)
                 return
-            self._listening.add_done_callback(self._heard)
+            if work.done():
+                self._note_from(work)
+            else:
+                self._listening = work
+                work.add_done_callback(self._heard)
 
     def _heard(self, work: AsyncWork[Any]) -> None:
         if work is self._listening:
             self._listening = None
+        self._note_from(work)
+        self._listen()
+
+    def _note_from(self, work: AsyncWork[Any]) -> None:
         if work.cancelled():
             return
         error = work.exception()
@@ -166,8 +175,6 @@ class Circle:
             self._take(*work.result())
         elif not isinstance(error, PeerError):  # the sender's end in the middle of a note is seen by whoever watches it
             self._fail_all(error)
-            return
-        self._listen()
 
     def _fail_all(self, error: BaseException) -> None:
         for operation in set(self._operations.values()):
