@@ -21,7 +21,8 @@ from aiorlinf.config import SharedMemoryConfig
 from aiorlinf.errors import AiorlinfError, UsageError
 from aiorlinf.link.link import LinkState
 from aiorlinf.link.loan import Keeper
-from aiorlinf.link.shared import SharedIn, SharedOut
+from aiorlinf.link.shared import SharedOut
+from aiorlinf.link.shared_in import SharedIn
 from aiorlinf.wire.dtypes import NAMES
 from aiorlinf.wire.leaves import LeafSpec, tensor_over
 

@@ -24,7 +24,7 @@ from aiorlinf.link.delivery import Delivery, about, undecodable_fact
 from aiorlinf.link.incoming import Content, Incoming, ParcelReceive, Receive, Whole
 from aiorlinf.link.mailbox import Mailbox
 from aiorlinf.link.memory import byte_tensor, byte_view, copy_bytes, fresh_bytes
-from aiorlinf.link.shared import SharedIn, Views
+from aiorlinf.link.shared_in import SharedIn, Views
 from aiorlinf.link.sink import DiscardSink, Sink
 from aiorlinf.link.window import FRAME_COST, ReceiveWindow
 from aiorlinf.wire.frames import MESSAGE_ID, OPEN_PREFIX, Flag, FrameType, Start, Via, frame

@@ -9,7 +9,8 @@ from typing import Any
 from aiorlinf.backends.shm.arena import Arena
 from aiorlinf.link.link import Link
 from aiorlinf.link.loan import Keeper
-from aiorlinf.link.shared import SharedIn, SharedOut
+from aiorlinf.link.shared import SharedOut
+from aiorlinf.link.shared_in import SharedIn
 from aiorlinf.work.home import LoopHome
 
 __all__ = ["SEGMENT", "STEPS", "PlannedMemory"]

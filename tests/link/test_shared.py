@@ -20,9 +20,10 @@ from aiorlinf.backends.shm.arena import Arena, Region
 from aiorlinf.backends.shm.descriptors import DescriptorListener, DescriptorReader, DescriptorWriter
 from aiorlinf.backends.shm.regions import PAGE
 from aiorlinf.errors import WireError
-from aiorlinf.link import shared
+from aiorlinf.link import shared, shared_in
 from aiorlinf.link.placement import PLACE, Placement, packed_size
-from aiorlinf.link.shared import SharedIn, SharedOut
+from aiorlinf.link.shared import SharedOut
+from aiorlinf.link.shared_in import SharedIn
 from aiorlinf.wire.leaves import Leaf, raw_leaf, tensor_leaf
 from aiorlinf.work.home import LoopHome
 from tests.system import memory_file_at, memory_file_mappings, no_more_descriptors, soon
@@ -69,8 +70,8 @@ def warned() -> Iterator[list[str]]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that is given up or tried again takes long."""
-    monkeypatch.setattr(shared, "PASS_SECONDS", 0.1)
-    monkeypatch.setattr(shared, "_LAST_CHANCE_SECONDS", 0.05)
+    monkeypatch.setattr(shared_in, "PASS_SECONDS", 0.1)
+    monkeypatch.setattr(shared_in, "_LAST_CHANCE_SECONDS", 0.05)
     monkeypatch.setattr(shared, "_FIRST_PAUSE_SECONDS", 0.1)
     monkeypatch.setattr(shared, "_LONGEST_PAUSE_SECONDS", 0.1)
 
