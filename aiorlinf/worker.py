@@ -200,8 +200,8 @@ class Worker(JobCalls):
     """
 
     def __init__(self, settings: _Settings, home: LoopHome, thread: LoopThread | None, device: torch.device | None = None) -> None:
-        self.address = settings.address
-        self.home = home
+        self.address: WorkerAddress = settings.address
+        self.home: LoopHome = home
         self._settings = settings
         self._thread = thread
         diagnosis.register(self)
@@ -216,7 +216,7 @@ class Worker(JobCalls):
         self._table = LinkTable(home, settings.address, self._ready)
         self._table.device = device
         self._exchange = Exchange(home, self._table, config.cluster.collective, device)
-        self.collective = Collective(self._exchange)
+        self.collective: Collective = Collective(self._exchange)
         self._channels = ChannelHub(self._exchange)
         self._host: ChannelHost | None = None
         home.call(self._begin)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from aiorlinf.channel.calls import GetCall, Port, PutCall
+from aiorlinf.channel.items import T
 from aiorlinf.channel.lease import Lease
 from aiorlinf.channel.prefetch import Prefetch
 from aiorlinf.channel.putting import PutWork
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Channel"]
 
 
-class Channel:
+class Channel(Generic[T]):
     """One handle of a channel. Made by `comm.create_channel`, `comm.connect_channel` and `Channel.local`.
 
     A queue with the names and errors of `asyncio.Queue`, between any workers of a job. Any thread may call. Every operation returns an
@@ -33,6 +34,8 @@ class Channel:
 
     The stream ends when the last producer has called `close`: gets then take what is left, and after that raise `ChannelClosed`. If the
     last producer is lost instead, they raise `ProducerLost` with its name and the cause, until a producer comes back.
+
+    For type checkers a channel has the type of its items: ``channel: Channel[Trajectory] = await comm.connect_channel("trajectories")``.
     """
 
     def __init__(self, port: Port) -> None:
@@ -74,7 +77,7 @@ class Channel:
         producer: str | None = None,
         share: float = 1.0,
         labels: Mapping[str, str] | None = None,
-    ) -> Channel:
+    ) -> Channel[T]:
         """Another handle of a local channel, as `connect_channel` makes for others: a producer or consumer of its own.
 
         Args:
@@ -99,12 +102,12 @@ class Channel:
 
     @overload
     def put(
-        self, item: Any, *, weight: float = 1, key: Key = None, timeout: float | None = None, async_op: Literal[True] = True
+        self, item: T, *, weight: float = 1, key: Key = None, timeout: float | None = None, async_op: Literal[True] = True
     ) -> AsyncWork[None]: ...
     @overload
-    def put(self, item: Any, *, weight: float = 1, key: Key = None, timeout: float | None = None, async_op: Literal[False]) -> None: ...
+    def put(self, item: T, *, weight: float = 1, key: Key = None, timeout: float | None = None, async_op: Literal[False]) -> None: ...
     def put(
-        self, item: Any, *, weight: float = 1, key: Key = None, timeout: float | None = None, async_op: bool = True
+        self, item: T, *, weight: float = 1, key: Key = None, timeout: float | None = None, async_op: bool = True
     ) -> AsyncWork[None] | None:
         """Put an item, as soon as there is room.
 
@@ -128,12 +131,12 @@ class Channel:
         work = self._put("put", item, weight, key, False, timeout, async_op)
         return work if async_op else work.wait()
 
-    def put_nowait(self, item: Any, *, weight: float = 1, key: Key = None) -> AsyncWork[None]:
+    def put_nowait(self, item: T, *, weight: float = 1, key: Key = None) -> AsyncWork[None]:
         """As `put`, but the work fails with `ChannelFull` (which is also `asyncio.QueueFull`) when there is no room."""
         return self._put("put_nowait", item, weight, key, True, None, True)
 
     def _put(
-        self, operation: str, item: Any, weight: float, key: Key, nowait: bool, timeout: float | None, async_op: bool
+        self, operation: str, item: T, weight: float, key: Key, nowait: bool, timeout: float | None, async_op: bool
     ) -> AsyncWork[None]:
         port = self._port
         port.check()
@@ -153,9 +156,9 @@ class Channel:
     # ---- getting
 
     @overload
-    def get(self, *, key: Key = None, timeout: float | None = None, async_op: Literal[True] = True) -> AsyncWork[Any]: ...
+    def get(self, *, key: Key = None, timeout: float | None = None, async_op: Literal[True] = True) -> AsyncWork[T]: ...
     @overload
-    def get(self, *, key: Key = None, timeout: float | None = None, async_op: Literal[False]) -> Any: ...
+    def get(self, *, key: Key = None, timeout: float | None = None, async_op: Literal[False]) -> T: ...
     def get(self, *, key: Key = None, timeout: float | None = None, async_op: bool = True) -> Any:
         """The oldest item of this key, as soon as there is one.
 
@@ -174,7 +177,7 @@ class Channel:
         work = self._get("get", key, None, False, timeout, async_op)
         return work if async_op else work.wait()
 
-    def get_nowait(self, *, key: Key = None) -> AsyncWork[Any]:
+    def get_nowait(self, *, key: Key = None) -> AsyncWork[T]:
         """As `get`, but the work fails with `ChannelEmpty` (which is also `asyncio.QueueEmpty`) when there is nothing, or others wait
         before."""
         return self._get("get_nowait", key, None, True, None, True)
@@ -182,9 +185,9 @@ class Channel:
     @overload
     def get_batch(
         self, target_weight: float, *, key: Key = None, timeout: float | None = None, async_op: Literal[True] = True
-    ) -> AsyncWork[list[Any]]: ...
+    ) -> AsyncWork[list[T]]: ...
     @overload
-    def get_batch(self, target_weight: float, *, key: Key = None, timeout: float | None = None, async_op: Literal[False]) -> list[Any]: ...
+    def get_batch(self, target_weight: float, *, key: Key = None, timeout: float | None = None, async_op: Literal[False]) -> list[T]: ...
     def get_batch(self, target_weight: float, *, key: Key = None, timeout: float | None = None, async_op: bool = True) -> Any:
         """The oldest items of this key that together weigh `target_weight`, as a list, all at once.
 
@@ -215,9 +218,17 @@ class Channel:
         self._limit(work, timeout, "gave nothing")
         return work
 
+    @overload
+    def lease(
+        self, *, key: Key = None, target_weight: None = None, seconds: float | None = None, timeout: float | None = None
+    ) -> Lease[T]: ...
+    @overload
+    def lease(
+        self, *, key: Key = None, target_weight: float, seconds: float | None = None, timeout: float | None = None
+    ) -> Lease[list[T]]: ...
     def lease(
         self, *, key: Key = None, target_weight: float | None = None, seconds: float | None = None, timeout: float | None = None
-    ) -> Lease:
+    ) -> Lease[Any]:
         """An item that comes back unless it was dealt with: ``async with channel.lease() as item``.
 
         It goes back to the head of the queue when the block raises, when this worker dies, or when the time is over; so an item is
@@ -241,7 +252,7 @@ class Channel:
         call = GetCall(port, key, target, False, True, None if seconds is None else float(seconds))
         return Lease(port, call, lambda: self._begin_get("lease", call, timeout))
 
-    def prefetch(self, count: int, *, key: Key = None) -> Prefetch:
+    def prefetch(self, count: int, *, key: Key = None) -> Prefetch[T]:
         """An iterator that keeps so many gets under way ahead of the loop: ``async for item in channel.prefetch(8)``.
 
         Items come in the order of the queue. What was on its way when the loop is left goes back: leave it with ``async with`` or `aclose`,
@@ -254,10 +265,10 @@ class Channel:
             raise UsageError(f"count={count!r} is not a whole number of at least 1", operation="prefetch")
         return Prefetch(lambda: self.get(key=key), count)
 
-    def __aiter__(self) -> Channel:
+    def __aiter__(self) -> Channel[T]:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> T:
         """The next item of the key None.
 
         Ends when the stream has ended; raises `ProducerLost` when it is broken. Cancelling takes nothing.
@@ -281,7 +292,7 @@ class Channel:
         """Whether a put would have to wait."""
         return self._ask("full", "full", None)
 
-    def peek_all(self, *, key: Key = None) -> AsyncWork[list[Any]]:
+    def peek_all(self, *, key: Key = None) -> AsyncWork[list[T]]:
         """Copies of all items of one key, oldest first, which stay where they are. For debugging: all of them travel."""
         return self._ask("peek_all", "peek", key)
 
@@ -334,7 +345,7 @@ class Channel:
         port.home.call(lambda: port.close(work, shutdown=shutdown, immediate=immediate))
         return work
 
-    async def __aenter__(self) -> Channel:
+    async def __aenter__(self) -> Channel[T]:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

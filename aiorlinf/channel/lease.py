@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic
 
+from aiorlinf.channel.items import T
 from aiorlinf.errors import AiorlinfError, UsageError
 
 if TYPE_CHECKING:
@@ -14,30 +15,30 @@ if TYPE_CHECKING:
 __all__ = ["Lease"]
 
 
-class Lease:
+class Lease(Generic[T]):
     """What `Channel.lease` returns; used once, with ``async with``, or ``with`` in a thread that is not the loop's.
 
     Cancelling while it waits takes nothing; cancelling the block gives the item back.
     """
 
-    def __init__(self, port: Port, call: GetCall, begin: Callable[[], AsyncWork[Any]]) -> None:
+    def __init__(self, port: Port, call: GetCall, begin: Callable[[], AsyncWork[T]]) -> None:
         self._port = port
         self._call = call
-        self._begin: Callable[[], AsyncWork[Any]] | None = begin
+        self._begin: Callable[[], AsyncWork[T]] | None = begin
         self._held = False
 
-    def _start(self) -> AsyncWork[Any]:
+    def _start(self) -> AsyncWork[T]:
         begin, self._begin = self._begin, None
         if begin is None:
             raise UsageError("a lease is used once", hint="call channel.lease() for each item")
         return begin()
 
-    async def __aenter__(self) -> Any:
+    async def __aenter__(self) -> T:
         value = await self._start()
         self._held = True
         return value
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> T:
         value = self._start().wait()
         self._held = True
         return value

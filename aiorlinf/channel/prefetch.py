@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic
 
+from aiorlinf.channel.items import T
 from aiorlinf.errors import ChannelClosed
 from aiorlinf.work.base import AsyncWork
 
 __all__ = ["Prefetch"]
 
 
-class Prefetch:
+class Prefetch(Generic[T]):
     """What `Channel.prefetch` returns: an async iterator over items."""
 
-    def __init__(self, get: Callable[[], AsyncWork[Any]], count: int) -> None:
+    def __init__(self, get: Callable[[], AsyncWork[T]], count: int) -> None:
         self._get = get
         self._count = count
-        self._under_way: deque[AsyncWork[Any]] = deque()
+        self._under_way: deque[AsyncWork[T]] = deque()
         self._closed = False
 
-    def __aiter__(self) -> Prefetch:
+    def __aiter__(self) -> Prefetch[T]:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> T:
         """Cancelling takes nothing: the item stays for the next turn of the loop."""
         if self._closed:
             raise StopAsyncIteration
@@ -48,13 +50,15 @@ class Prefetch:
         self._closed = True
         # The newest first, so that each goes back before the one that comes before it in the queue.
         while self._under_way:
-            self._under_way.pop().cancel()
+            work = self._under_way.pop()
+            if not work.cancel() and not work.cancelled():
+                work.exception()  # they end alike; the loop has seen the first one
 
     async def aclose(self) -> None:
         """As `close`. Cancelling does nothing: it returns at once."""
         self.close()
 
-    async def __aenter__(self) -> Prefetch:
+    async def __aenter__(self) -> Prefetch[T]:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -63,8 +67,6 @@ class Prefetch:
 
 async def _until_done(work: AsyncWork[Any]) -> None:
     """Wait without a claim on the value, and without cancelling the work when we are cancelled."""
-    import asyncio
-
     loop = asyncio.get_running_loop()
     done = loop.create_future()
 

@@ -48,9 +48,9 @@ class CollectiveGroup(CollectiveCalls):
     """
 
     def __init__(self, exchange: Exchange, members: Sequence[WorkerAddress], name: str | None, context: int) -> None:
-        self.members = tuple(members)
-        self.name = name
-        self.rank = self.members.index(exchange.local)
+        self.members: tuple[WorkerAddress, ...] = tuple(members)
+        self.name: str | None = name
+        self.rank: int = self.members.index(exchange.local)
         self._exchange = exchange
         self._context = context
         self._other = self.members[1 - self.rank] if len(self.members) == 2 else None
