@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from functools import partial
 
 from aiorlinf.config import JobConfig, load_config
-from aiorlinf.observe.doctor import memory, network, peer, software
 from aiorlinf.observe.doctor.findings import Finding, Level, examine, lines
 from aiorlinf.rendezvous.hosts import outward_host, parse_endpoint
 
@@ -63,6 +62,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _examine(args: argparse.Namespace, config: JobConfig) -> Iterator[Finding]:
+    # Here, for what they look at brings NumPy and more with it, and the other commands begin sooner without.
+    from aiorlinf.observe.doctor import memory, network, peer, software
+
     settings = config.cluster.network
     for subject, check in (
         ("python", software.check_python),
