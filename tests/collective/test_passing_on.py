@@ -365,6 +365,19 @@ async def test_another_way_reads_from_the_producers_memory(backend: Any) -> None
         assert cast.arena("f").misses == 0
 
 
+@pytest.mark.asyncio
+async def test_what_was_compressed_is_compressed_again() -> None:
+    compression = {"codec": "lz4", "min_bytes": 1024}
+    async with cast_of("pfc", backend="stream", tensor_compression=compression) as cast:
+        obj = {"even": torch.zeros(SIZE, dtype=torch.int64), "odd": torch.randn(SIZE)}
+        assert_same(await cast.hand_over(await cast.parcel(obj)), obj)
+        for of, to in ("pf", "fc"):
+            stats = cast.link(of, to).stats().compression
+            assert stats is not None
+            assert (stats["tensors"], stats["bytes_before"]) == (1, 8 * SIZE)
+            assert stats["bytes_after"] < SIZE
+
+
 # ---- failures
 
 
