@@ -1,4 +1,4 @@
-"""The command line: ``aiorlinf run``, ``aiorlinf manager``, ``aiorlinf doctor``, ``aiorlinf config``."""
+"""The command line: ``aiorlinf run``, ``manager``, ``doctor``, ``config`` and ``completion``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from aiorlinf.completion import SHELLS, completion_script
 from aiorlinf.config import config_to_dict, load_config, option_docs
 from aiorlinf.errors import AiorlinfError, ConfigError, UsageError
 from aiorlinf.launch import manager_command, run_command
@@ -30,6 +31,7 @@ examples:
   aiorlinf doctor                                       check this machine; with --listen and --peer, two of them
   aiorlinf config check job.yaml                        say what is wrong with a configuration
   aiorlinf config show                                  print every key with its meaning and default
+  eval "$(aiorlinf completion bash)"                    let the shell complete this command; also zsh and fish
 
 exit codes: 0 all went well, 1 an error, 2 wrong usage or configuration, 130 Ctrl-C; 'run' gives the failed worker's.
 """
@@ -72,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     manager_command.add_parser(commands)
     doctor_command.add_parser(commands)
     _add_config(commands)
+    _add_completion(commands)
     return parser
 
 
@@ -84,6 +87,23 @@ def _add_config(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     show = actions.add_parser("show", help="print every key with its meaning and value, as YAML", allow_abbrev=False)
     show.add_argument("file", nargs="?", help="a YAML file; without one, the defaults are shown")
     show.set_defaults(run=_show_config)
+
+
+def _add_completion(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    completion = commands.add_parser(
+        "completion",
+        help="print a script that completes this command in your shell",
+        description="Print a script that makes a shell complete this command. Put one line into the file that your shell reads when it "
+        'starts: eval "$(aiorlinf completion bash)", the same with zsh, or in fish: aiorlinf completion fish | source',
+        allow_abbrev=False,
+    )
+    completion.add_argument("shell", choices=sorted(SHELLS))
+    completion.set_defaults(run=_print_completion)
+
+
+def _print_completion(args: argparse.Namespace) -> int:
+    print(completion_script(build_parser(), args.shell), end="")
+    return 0
 
 
 def _check_config(args: argparse.Namespace) -> int:
