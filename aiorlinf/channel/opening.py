@@ -89,6 +89,7 @@ async def _alive(life: Lifeline, address: str) -> bool:
 
 async def _start(life: Lifeline, address: str, env: Callable[[str], Mapping[str, str]], end: float) -> None:
     """Start the channel worker and wait until it, or one that somebody else started at the same time, has joined."""
+    await life.expect(address)  # where all workers were named beforehand, it was not
     pid = spawn.spawn(env(address))
     joined = asyncio.ensure_future(life.lookup(address, max(0.0, end - time.monotonic())))
     try:

@@ -287,6 +287,14 @@ class Keeper:
 
         return await self._ask_within(ask, None, self.mirror.records, "")
 
+    async def expect(self, address: WorkerAddress) -> None:
+        """As `ManagerClient.expect`, of one worker; waits while the manager is away."""
+
+        async def tell(client: ManagerClient) -> None:
+            client.expect([address])
+
+        await self._ask(tell, None)
+
     async def publish(self, kind: Kind, name: str, value: Mapping[str, str]) -> None:
         """As `ManagerClient.publish`; waits while the manager is away."""
         await self._ask(lambda client: client.publish(kind, name, value), None)

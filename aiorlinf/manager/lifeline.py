@@ -97,6 +97,10 @@ class Lifeline:
         """Have the news of all workers from now on; who else lives at the moment."""
         return await self._there(self._keeper.follow())
 
+    async def expect(self, address: str) -> None:
+        """This worker will join, even if the job has a closed set of workers without it. Waits while the manager is away."""
+        await self._there(self._keeper.expect(WorkerAddress(address)))
+
     async def publish(self, kind: Kind, name: str, value: Mapping[str, str]) -> None:
         """Hold a named thing until `withdraw` or the end of this worker. A manager that is started anew hears of it, too.
 
