@@ -39,7 +39,9 @@ from aiorlinf.manager.lifeline import Lifeline
 from aiorlinf.manager.membership import Membership, Peer, Question
 from aiorlinf.manager.mirror import News
 from aiorlinf.manager.protocol import WorkerRecord
+from aiorlinf.manager.under_torchrun import host_manager, meet_manager
 from aiorlinf.rendezvous.hosts import host_identity, host_labels, interface_host, open_listener, process_identity
+from aiorlinf.rendezvous.torchrun import Torchrun, torchrun_of
 from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.deadline import effective_deadline, expire
 from aiorlinf.work.home import LoopHome
@@ -100,7 +102,8 @@ def init(
 
     Args:
         address: ``group:rank``; else AIORLINF_ADDRESS, else torchrun's RANK (as ``worker:RANK``).
-        manager: ``host:port`` of the job's manager; else AIORLINF_MANAGER, else a manager embedded in this process.
+        manager: ``host:port`` of the job's manager; else AIORLINF_MANAGER, else under torchrun the one embedded in the process of rank 0,
+            else one embedded in this process.
         token: the job's secret; else AIORLINF_TOKEN, else a random one for an embedded manager.
         backend: carrier of large payloads: auto, stream, shm or gloo; None leaves it to the configuration.
         config: a path, a mapping or a `JobConfig`, for an embedded manager; with another manager the job's configuration comes from there,
@@ -143,6 +146,8 @@ class _Settings:
     backend: str | None
     config: JobConfig | None
     labels: dict[str, str]
+    by_rank: bool
+    torchrun: Torchrun | None
 
     @classmethod
     def gather(
@@ -165,17 +170,18 @@ class _Settings:
         if backend not in (None, "auto", "stream", "shm", "gloo"):
             raise UsageError(f"backend={backend!r}", hint="backend is 'auto', 'stream', 'shm' or 'gloo'")
         manager = manager or environ.get("AIORLINF_MANAGER") or None
-        if by_rank and manager is None and environ.get("WORLD_SIZE", "1") != "1":
+        torchrun = torchrun_of(environ) if manager is None else None
+        if by_rank and manager is None and torchrun is None and environ.get("WORLD_SIZE", "1") != "1":
             raise UsageError(
-                "no manager, and torchrun's other workers could not join one in this process",
-                hint="run `aiorlinf manager`, and torchrun with the AIORLINF_MANAGER and AIORLINF_TOKEN that it prints",
+                "no manager, and the workers of other ranks could not join one in this process",
+                hint="run `aiorlinf manager`, and the workers with the AIORLINF_MANAGER and AIORLINF_TOKEN that it prints, or use torchrun",
             )
         if token is None:
             token = environ.get("AIORLINF_TOKEN") or None
         if isinstance(token, str):
             token = token.encode("utf-8", "surrogateescape")  # the inverse of `Worker.env`
         loaded = None if config is None else load_config(config)
-        return cls(WorkerAddress(address), manager, token, backend, loaded, dict(labels or {}))
+        return cls(WorkerAddress(address), manager, token, backend, loaded, dict(labels or {}), by_rank, torchrun)
 
 
 class _Closing(AsyncWork[None]):
@@ -232,8 +238,15 @@ class Worker(JobCalls):
         settings = self._settings
         manager = settings.manager
         token = settings.token
-        if manager is None:
-            acquiring = self.home.submit(acquire_embedded, settings.config, token)
+        torchrun = settings.torchrun
+        if torchrun is not None and torchrun.rank:
+            manager, token = await meet_manager(self.home, torchrun, settings.config, token)
+        elif manager is None:
+            acquiring: AsyncWork[EmbeddedManager]
+            if torchrun is not None:
+                acquiring = self.home.submit(host_manager, torchrun, settings.config, token, settings.by_rank)
+            else:
+                acquiring = self.home.submit(acquire_embedded, settings.config, token)
             try:
                 self._embedded = await asyncio.shield(acquiring)
             except asyncio.CancelledError:

@@ -59,12 +59,15 @@ class _Exchange(Operation):
         self._results: dict[WorkerAddress, Any] = {circle.local: own}
         self._errors: dict[WorkerAddress, AiorlinfError] = {}
         self._sends: list[tuple[int, AsyncWork[None]]] = []
+        self._receiving: set[WorkerAddress] = set()
 
     def waits_for(self) -> Iterable[WorkerAddress]:
         return [member for member in self.circle.others if member in self._missing]
 
     def lost(self, peer: WorkerAddress, error: AiorlinfError) -> None:
-        if self._collect and peer in self._missing:
+        if peer in self._receiving:
+            return  # it may all be here already; if it is not, the receive fails
+        if self._collect and peer in self._missing and not any(sender == peer for sender, _ in self._notes):
             self._settle(peer, Cause.of(error, self.circle.local).error(self.name, self.circle.local), failed=True)
         else:
             super().lost(peer, error)
@@ -104,6 +107,7 @@ class _Exchange(Operation):
             if note.step != Step.PART or sender not in self._missing:
                 self.circle.dispose(sender, note)
             elif "slot" in note.facts:
+                self._receiving.add(sender)
                 self.spawn(self._receive_large(sender, note.number("slot")), f"{self.name} from {sender}")
             else:
                 self._receive_small(sender, note)
@@ -113,6 +117,7 @@ class _Exchange(Operation):
         try:
             value = await work
         except AiorlinfError as error:
+            self._receiving.discard(sender)
             self._refuse(sender, error)
         else:
             if sender in self._missing:

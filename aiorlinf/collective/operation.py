@@ -47,6 +47,7 @@ class Operation:
         self.work: AsyncWork[Any] | None = AsyncWork(circle.exchange.home, self.name, abort=self._given_up, detail=self)
         self._limit = effective_deadline(timeout) if timeout is not None or current_deadline.get() is not NO_DEADLINE else NO_DEADLINE
         self._notes: deque[tuple[WorkerAddress, Note]] = deque()
+        self._lost: dict[WorkerAddress, AiorlinfError] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -74,7 +75,9 @@ class Operation:
 
     def lost(self, peer: WorkerAddress, error: AiorlinfError) -> None:
         """One of `peers` is gone."""
-        if peer in self.waits_for():
+        if any(sender == peer for sender, _ in self._notes):
+            self._lost[peer] = error  # what it said before may be all that is waited for
+        elif peer in self.waits_for():
             self.fail(error, absent=peer)
 
     def failed_elsewhere(self, sender: WorkerAddress, cause: Cause) -> None:
@@ -204,8 +207,13 @@ class Operation:
             self._waiter.set_result(None)
 
     async def next(self) -> tuple[WorkerAddress, Note] | None:
-        """The next note and who sent it; None if something else has happened. One at a time may wait."""
+        """The next note and who sent it; None if something else has happened. One at a time may wait. Raises the error of a lost peer."""
         if not self._notes:
+            lost, self._lost = self._lost, {}
+            for peer, error in lost.items():
+                self.lost(peer, error)
+                if self.over:
+                    raise error
             self._waiter = self.circle.exchange.home.loop.create_future()
             await self._waiter
         return self._notes.popleft() if self._notes else None

@@ -67,6 +67,7 @@ class Directory:
         patience: how long a worker may be silent.
         recovering: ticks that workers of a job that goes on have to come back; 0: the job is new.
         silence: `patience.silent` in words.
+        lives: so many lives every worker has had already.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Directory:
         patience: Patience = _PATIENCE,
         recovering: int = 0,
         silence: str = "too long",
+        lives: int = 0,
     ) -> None:
         self.job = job
         self.config = config
@@ -87,7 +89,7 @@ class Directory:
         self._postponed: list[tuple[SessionId, Register | AskJob | Publish]] = []  # until it has recovered
         self._sessions: dict[SessionId, _Session] = {}
         self._roster = Roster(patience)
-        self._lives = Lives()
+        self._lives = Lives(lives)
         self._names = Names()
         self._waiting = Waiting()
         self._watchers = Watchers()

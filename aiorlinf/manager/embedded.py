@@ -7,13 +7,14 @@ import os
 import secrets
 import threading
 from concurrent.futures import Future
+from typing import NamedTuple
 
 from aiorlinf.config import JobConfig
 from aiorlinf.errors import AuthenticationError, ConfigError, RendezvousError
 from aiorlinf.manager.service import ManagerService
 from aiorlinf.rendezvous.hosts import interface_host
 
-__all__ = ["EmbeddedManager", "acquire_embedded", "embedded_users", "manager_host", "random_token"]
+__all__ = ["EmbeddedManager", "Hosting", "acquire_embedded", "embedded_users", "manager_host", "random_token"]
 
 _JOIN_LIMIT_S = 10.0
 
@@ -48,14 +49,29 @@ class EmbeddedManager:
             _release(runner)
 
 
+class Hosting(NamedTuple):
+    """How a manager is run that others are to find.
+
+    Attributes:
+        host: address to listen on; None: as `manager_host` says.
+        expected: all workers of the job, if that is known.
+        lives: so many lives every worker has had under earlier managers of the job.
+    """
+
+    host: str | None = None
+    expected: tuple[str, ...] | None = None
+    lives: int = 0
+
+
 class _Runner:
     """The thread, its loop and the service on it."""
 
-    def __init__(self, config: JobConfig, token: bytes, job: str | None) -> None:
+    def __init__(self, config: JobConfig, token: bytes, job: str | None, hosting: Hosting) -> None:
         self.pid = os.getpid()
         self.token = token
         self.users = 0
-        self.service = ManagerService(config=config, token=token, job=job)
+        self.host = hosting.host
+        self.service = ManagerService(config=config, token=token, job=job, expected=hosting.expected, lives=hosting.lives)
         self._started: Future[None] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -97,7 +113,7 @@ class _Runner:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         try:
-            await self.service.start(manager_host(self.service.config))
+            await self.service.start(self.host or manager_host(self.service.config))
             self._started.set_result(None)
             await self._stop.wait()
         finally:
@@ -132,13 +148,16 @@ def _forget() -> None:
     _current = None
 
 
-def acquire_embedded(config: JobConfig | None = None, token: bytes | None = None, job: str | None = None) -> EmbeddedManager:
+def acquire_embedded(
+    config: JobConfig | None = None, token: bytes | None = None, job: str | None = None, hosting: Hosting | None = None
+) -> EmbeddedManager:
     """Use this process's embedded manager, which is started now if this is its first use. Blocks for a few milliseconds.
 
     Args:
         config: the job's configuration; None or the default: whatever it runs with.
         token: the job's secret; None: a random one, or the one it runs with.
         job: the job's id; None: a random one, or the one it runs with.
+        hosting: how it is run if it is started now.
 
     Raises:
         ConfigError: it runs with another configuration.
@@ -152,7 +171,7 @@ def acquire_embedded(config: JobConfig | None = None, token: bytes | None = None
             _fork_hook = True
         runner = _current
         if runner is None or not runner.alive:
-            runner = _Runner(JobConfig() if config is None else config, token or random_token(), job)
+            runner = _Runner(JobConfig() if config is None else config, token or random_token(), job, hosting or Hosting())
             runner.start()
             _current = runner
         else:

@@ -33,9 +33,14 @@ class Known(NamedTuple):
 
 
 class Lives:
-    """See the module."""
+    """See the module.
 
-    def __init__(self) -> None:
+    Args:
+        had: so many lives every worker has had already, of which nothing else is known.
+    """
+
+    def __init__(self, had: int = 0) -> None:
+        self._had = Incarnation(had)
         self._newest: dict[WorkerAddress, tuple[Incarnation, End | None]] = {}
 
     def __len__(self) -> int:
@@ -56,7 +61,7 @@ class Lives:
 
     def newest(self, address: WorkerAddress) -> Incarnation:
         """The highest number known, 0 if none is."""
-        return self._newest.get(address, (Incarnation(0), None))[0]
+        return self._newest.get(address, (self._had, None))[0]
 
     def next(self, address: WorkerAddress) -> Identity:
         """The life that would come now."""

@@ -76,6 +76,7 @@ class ManagerService:
         expected: all workers of the job, if it is closed: looking up any other fails at once.
         recover: the job may be going on already, under a manager that is gone: its workers come back in the first `RECOVERY_S` seconds,
             and new ones wait so long. Needs the job's id. Without a ``config`` it is learnt from them.
+        lives: so many lives every worker has had already: the next is the one after.
 
     Raises:
         AuthenticationError: there is no token.
@@ -90,6 +91,7 @@ class ManagerService:
         job: str | None = None,
         expected: Iterable[str] | None = None,
         recover: bool = False,
+        lives: int = 0,
     ) -> None:
         if not token:
             raise AuthenticationError("a manager needs a job token", hint="set AIORLINF_TOKEN, or pass a random token")
@@ -108,7 +110,7 @@ class ManagerService:
         workers = None if expected is None else [WorkerAddress(address) for address in expected]
         for name in () if workers is None else missing_ranges(self.config.cluster.net_emulation, workers):
             _log.warning("cluster.net_emulation names %s, but the job has no such worker", name)
-        self._directory = self._new_directory(told, workers, recover)
+        self._directory = self._new_directory(told, workers, recover, lives)
         self._budgets = Budgets(self.config.cluster.net_emulation)
         self._greet()  # a configuration that is too large for it fails here and not at every connection
         self._door: Door | None = None
@@ -119,7 +121,7 @@ class ManagerService:
         self._tasks: set[asyncio.Task[None]] = set()  # probes under way
         self._warnings = Throttle(_log)
 
-    def _new_directory(self, config: dict[str, Any] | None, expected: Iterable[str] | None, recover: bool) -> Directory:
+    def _new_directory(self, config: dict[str, Any] | None, expected: Iterable[str] | None, recover: bool, lives: int) -> Directory:
         limit = self.config.cluster.network.heartbeat_timeout_s
         self._tick_s = min(0.25, limit / _TICKS)
         return Directory(
@@ -129,6 +131,7 @@ class ManagerService:
             patience=self._patience(),
             recovering=math.ceil(RECOVERY_S / self._tick_s) if recover else 0,
             silence=f"{limit:g} s",
+            lives=lives,
         )
 
     def _patience(self) -> Patience:
