@@ -17,7 +17,7 @@ import yaml
 from aiorlinf.completion import SHELLS, completion_script
 from aiorlinf.config import config_to_dict, load_config, option_docs
 from aiorlinf.errors import AiorlinfError, ConfigError, UsageError
-from aiorlinf.launch import manager_command, run_command
+from aiorlinf.launch import manager_command, run_command, topology_command
 from aiorlinf.observe.doctor import command as doctor_command
 
 __all__ = ["build_parser", "main"]
@@ -29,6 +29,7 @@ examples:
   aiorlinf run --workers rollout=2,trainer=1 train.py   start a job on this machine
   aiorlinf manager --host 0.0.0.0 --port 4711           a registry that workers on several machines join
   aiorlinf doctor                                       check this machine; with --listen and --peer, two of them
+  aiorlinf topology                                     where the workers of the job are, and what a broadcast would do
   aiorlinf config check job.yaml                        say what is wrong with a configuration
   aiorlinf config show                                  print every key with its meaning and default
   eval "$(aiorlinf completion bash)"                    let the shell complete this command; also zsh and fish
@@ -73,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     run_command.add_parser(commands)
     manager_command.add_parser(commands)
     doctor_command.add_parser(commands)
+    topology_command.add_parser(commands)
     _add_config(commands)
     _add_completion(commands)
     return parser

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 
 import yaml
 
-from aiorlinf.address import AddressRange
+from aiorlinf.address import AddressRange, WorkerAddress
 from aiorlinf.errors import ConfigError, UsageError
 
 __all__ = [
@@ -35,6 +35,8 @@ __all__ = [
     "SharedMemoryConfig",
     "TensorBufferPoolConfig",
     "TensorCompressionConfig",
+    "TopologyConfig",
+    "WorkerLabelsConfig",
     "address_ranges",
     "config_to_dict",
     "load_config",
@@ -260,12 +262,42 @@ def _check_ranges(key: str, value: str | tuple[str, ...]) -> Iterator[tuple[str,
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerLabelsConfig:
+    """Labels of some workers."""
+
+    members: str | tuple[str, ...] = required("workers that have them: rollout:0-3, rollout:*, or a list of such")
+    labels: dict[str, str] = required("names and values; rack says who is near whom, others are free")  # noqa: RUF009 - makes a dataclass field
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, complaint) for what a single key cannot tell."""
+        yield from _check_ranges("members", self.members)
+        if not self.labels:
+            yield "labels", "no labels are given"
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyConfig:
+    """Where workers are, for what goes to many at once."""
+
+    labels: tuple[WorkerLabelsConfig, ...] = option((), "labels of workers; what a worker's own environment says goes before")
+
+    def of(self, address: WorkerAddress) -> dict[str, str]:
+        """The labels of one worker; a later entry goes before an earlier one."""
+        found: dict[str, str] = {}
+        for entry in self.labels:
+            if any(members.holds(address) for members in address_ranges(entry.members)):
+                found.update(entry.labels)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """Everything the workers of one job share."""
 
     collective: CollectiveConfig = dataclasses.field(default_factory=CollectiveConfig)
     network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
     net_emulation: NetEmulationConfig = dataclasses.field(default_factory=lambda: NetEmulationConfig(enabled=False))
+    topology: TopologyConfig = dataclasses.field(default_factory=TopologyConfig)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ def init(
         config: a path, a mapping or a `JobConfig`, for an embedded manager; with another manager the job's configuration comes from there,
             and only the time limits of this one count until it is reached.
         loop: auto, or thread.
-        labels: free ones, on top of the host's.
+        labels: such as ``{"rack": "a"}``, on top of the host's name, the configuration's (cluster.topology) and those of AIORLINF_LABELS.
         device: where received tensors come to that are on an accelerator at their sender: "cpu", "cuda:1" and the like. None: the device
             of this process's accelerator that is current in the loop's thread when they come; CPU memory if there is none.
 
@@ -274,7 +274,7 @@ class Worker(JobCalls):
             details: dict[str, Any] = {
                 "port": listener.getsockname()[1],
                 "devices": ["cpu"],
-                "labels": host_labels(settings.labels),
+                "labels": host_labels(settings.labels, config.cluster.topology.of(self.address)),
                 "host_id": host_id,
                 "unix": "" if unix is None else unix[0],
             }

@@ -89,7 +89,7 @@ def test_records_are_frozen() -> None:
     [
         ("cluster.collective.inline_max_byte", 1, "unknown key; do you mean inline_max_bytes? (allowed here: backend, fallback, inl"),
         ("clusters", {}, "unknown key; do you mean cluster? (allowed here: cluster)"),
-        ("cluster.zebra", {}, "unknown key (allowed here: collective, network, net_emulation)"),
+        ("cluster.zebra", {}, "unknown key (allowed here: collective, network, net_emulation, topology)"),
         ("cluster.collective.backend", "glo", "'glo' is not allowed; do you mean gloo? (allowed: auto, stream, shm, gloo)"),
         ("cluster.collective.backend", "tcp", "'tcp' is not allowed (allowed: auto, stream, shm, gloo)"),
         ("cluster.collective.backend", 3, "text (auto, stream, shm, gloo) is expected, not 3"),

@@ -83,9 +83,19 @@ def process_identity() -> str:
 _process = (0, "")
 
 
-def host_labels(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Labels every worker has: ``host`` (its name), ``rack`` if ``AIORLINF_RACK`` is set, and the extra ones on top."""
-    labels = {"host": socket.gethostname()}
+def host_labels(extra: Mapping[str, str] | None = None, configured: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Labels of a worker: ``host`` (its name), the configured ones, those of ``AIORLINF_LABELS`` (``name=value,name=value``), ``rack`` if
+    ``AIORLINF_RACK`` is set, and the extra ones; later ones go before.
+
+    Raises UsageError when ``AIORLINF_LABELS`` is of another form.
+    """
+    labels = {"host": socket.gethostname(), **(configured or {})}
+    for item in os.environ.get("AIORLINF_LABELS", "").split(","):
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if name and equals:
+            labels[name] = value
+        elif item.strip():
+            raise UsageError(f"AIORLINF_LABELS has {item.strip()!r}", hint="it is of the form rack=a,zone=b")
     rack = os.environ.get("AIORLINF_RACK")
     if rack:
         labels["rack"] = rack
