@@ -1,0 +1,5 @@
+"""With this, a test that leaves a task, thread, socket, child process or shared memory behind fails."""
+
+from __future__ import annotations
+
+pytest_plugins = ["aiorlinf.testing.pytest_leaks"]
