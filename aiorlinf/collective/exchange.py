@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Exchange", "cancel_receive"]
 
+_UP = LinkState.UP  # looking up a member of an enum takes longer than all of the checks it is used in
+
 
 class Exchange:
     """See the module. All methods may be called from any thread.
@@ -284,8 +286,8 @@ class Exchange:
             and _get_running_loop() is self.home.loop
             and not self._closed
             and current_deadline.get() is NO_DEADLINE
-            and link.state is LinkState.UP
-            and peer not in self._left_behind
+            and link.state is _UP
+            and (not self._left_behind or peer not in self._left_behind)
         ):
             key = context << 32 | tag
             done = link.receiver.ready(key)

@@ -135,17 +135,19 @@ def decode_inline(body: memoryview, *, allow_pickle: bool = True) -> Any:
         WireError: malformed.
         UnsupportedObject: it cannot be rebuilt here, as `rebuild`.
     """
-    if torch.is_inference_mode_enabled():
-        with torch.inference_mode(False):
-            return _decode(body, allow_pickle)
-    return _decode(body, allow_pickle)
-
-
-def _decode(body: memoryview, allow_pickle: bool) -> Any:
     if len(body) < _HEAD_SIZE:
         raise WireError(f"a message of {len(body)} bytes is shorter than its head")
     kind, flags, count, skeleton_size, table_size = HEAD.unpack_from(body)
     at = _HEAD_SIZE + skeleton_size + table_size
+    if kind == _OBJECT and at == len(body) and not flags and not count and not table_size and allow_pickle:
+        return pickled.load(body[_HEAD_SIZE:], (), ())
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return _decode_leaves(body, kind, at, allow_pickle)
+    return _decode_leaves(body, kind, at, allow_pickle)
+
+
+def _decode_leaves(body: memoryview, kind: int, at: int, allow_pickle: bool) -> Any:
     if kind <= _DICT and at <= _CACHED_MAX:
         form = bytes(body[:at])
         manifest = _manifests.get(form)
@@ -154,8 +156,6 @@ def _decode(body: memoryview, allow_pickle: bool) -> Any:
             if len(_manifests) >= _CACHE_MAX:
                 _manifests.clear()
             _manifests[form] = manifest
-    elif kind == _OBJECT and at == len(body) and not flags and not count and not table_size and allow_pickle:
-        return pickled.load(body[_HEAD_SIZE:], (), ())
     else:
         manifest, at = read_manifest(body, _IN_MEMORY)
     if at + manifest.payload_bytes != len(body):
