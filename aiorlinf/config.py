@@ -136,13 +136,14 @@ class TensorCompressionConfig:
             yield "codec", f"this key is required when compression is enabled (allowed: {allowed})"
 
 
+_BACKENDS = ("auto", "stream", "shm", "gloo", "nccl", "cuda_ipc")
+
+
 @dataclass(frozen=True, slots=True)
 class CollectiveConfig:
     """How messages travel between workers."""
 
-    backend: str = option(
-        "auto", "carrier of large payloads; auto picks by where the two workers are", choices=("auto", "stream", "shm", "gloo")
-    )
+    backend: str = option("auto", "carrier of large payloads; auto picks by where the two workers are", choices=_BACKENDS)
     fallback: bool = option(True, "use another backend when the named one is not available, for all messages or for one; off: an error")
     inline_max_bytes: int = option(64 * _KIB, "payloads up to this many bytes ride in the frame", minimum=0, maximum=16 * _MIB)
     window_bytes: int = option(64 * _MIB, "bytes accepted per direction before recv is posted", minimum=1, maximum=_TIB)

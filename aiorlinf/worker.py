@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, overload
 
 import torch
 
@@ -61,7 +61,7 @@ _NEWS_SECONDS = 0.2
 
 R = TypeVar("R")
 ConfigSource = JobConfig | Mapping[str, Any] | str | os.PathLike[str] | None
-Backend = Literal["auto", "stream", "shm", "gloo"]
+Backend = Literal["auto", "stream", "shm", "gloo", "nccl", "cuda_ipc"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,8 @@ def init(
         manager: ``host:port`` of the job's manager; else AIORLINF_MANAGER, else under torchrun the one embedded in the process of rank 0,
             else one embedded in this process.
         token: the job's secret; else AIORLINF_TOKEN, else a random one for an embedded manager.
-        backend: carrier of large payloads: auto, stream, shm or gloo; None leaves it to the configuration.
+        backend: carrier of large payloads: auto, stream, shm or gloo, or nccl or cuda_ipc for tensors on accelerators; None leaves it to
+            the configuration.
         config: a path, a mapping or a `JobConfig`, for an embedded manager; with another manager the job's configuration comes from there,
             and only the time limits of this one count until it is reached.
         loop: auto, or thread.
@@ -167,8 +168,8 @@ class _Settings:
             address = f"worker:{environ['RANK']}"
         if address is None:
             raise UsageError("no address", hint="pass one, such as aiorlinf.init('rollout:0'), or set AIORLINF_ADDRESS")
-        if backend not in (None, "auto", "stream", "shm", "gloo"):
-            raise UsageError(f"backend={backend!r}", hint="backend is 'auto', 'stream', 'shm' or 'gloo'")
+        if backend is not None and backend not in get_args(Backend):
+            raise UsageError(f"backend={backend!r}", hint=f"backend is one of {', '.join(get_args(Backend))}")
         manager = manager or environ.get("AIORLINF_MANAGER") or None
         torchrun = torchrun_of(environ) if manager is None else None
         if by_rank and manager is None and torchrun is None and environ.get("WORLD_SIZE", "1") != "1":

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from aiorlinf.address import Identity
 from aiorlinf.backends.gloo import GlooPair, gloo_available
-from aiorlinf.backends.select import Choice, select_backend
+from aiorlinf.backends.select import DEVICE_BACKENDS, Choice, select_backend
+from aiorlinf.link.device_out import DevicePlan
+from aiorlinf.link.equip_devices import equip_devices
 from aiorlinf.link.link import LinkState
 from aiorlinf.link.ways import LaneWay, SharedWay
 from aiorlinf.rendezvous.pairs import Pairs
@@ -54,7 +56,7 @@ def equip(
     shm_problem = memory.problem_with(shared_hello, same_host)
     emulated = None if route is None else f"the network between the two is emulated ({route})"
     choice: Choice = select_backend(
-        me.backend,
+        me.backend if me.backend not in DEVICE_BACKENDS else "auto",
         fallback=collective.fallback,
         same_host=same_host,
         same_worker=False,
@@ -64,6 +66,8 @@ def equip(
     link.backend, link.reason = choice.name, choice.reason
     if emulated is not None and emulated not in link.reason:
         link.reason += f"; {emulated}"
+    plan = DevicePlan(me.backend, collective.fallback, same_host, emulated)
+    equip_devices(home, link, connection.send, plan, me.config.cluster.network.connect_timeout_s)
     threshold = max(collective.inline_max_bytes, 1)
     if shm_problem is None:
         shared = memory.equip(link, shared_hello, me.identity, identity)

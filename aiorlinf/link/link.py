@@ -16,6 +16,7 @@ from aiorlinf.address import Identity, Incarnation, WorkerAddress
 from aiorlinf.config import CollectiveConfig
 from aiorlinf.errors import AiorlinfError, ClosedError, PeerLeft, PeerLost, WireError
 from aiorlinf.link.connection import FrameWriter
+from aiorlinf.link.device_facts import DeviceFacts
 from aiorlinf.link.mailbox import Mailbox, Wildcard
 from aiorlinf.link.receiver import Receiver
 from aiorlinf.link.sender import Sender
@@ -52,6 +53,7 @@ class LinkStats:
         around_bytes_sent: those of them that went around the stream, through the backend.
         shared_bytes_lent: our shared memory that the peer has not given back; a message counts whole as long as any part of it is in use.
         shared_bytes_held: the peer's shared memory that tensors received here keep, counted the same way.
+        device_backend, device_reason: how tensors on accelerators are sent to the peer, and why; empty before the first one.
         pending_sends: messages not yet in the peer's hands.
         unread_messages: messages that arrived and that nobody received yet.
         mismatches: messages refused because the receiver expected something else.
@@ -75,6 +77,8 @@ class LinkStats:
     unread_messages: int
     mismatches: int
     compression: dict[str, Any] | None
+    device_backend: str = ""
+    device_reason: str = ""
 
 
 class PairHandler(Protocol):
@@ -95,6 +99,8 @@ class Link:
         backend, reason: how large payloads travel, and why.
         missing: the manager does not know the peer, or has not answered yet.
         codes: tensors that are sent over it are compressed.
+        pairs, device_pairs: process groups, between CPUs and between accelerators.
+        tell_devices: tells the peer which accelerators we have.
     """
 
     def __init__(
@@ -120,6 +126,8 @@ class Link:
         self.missing = False
         self.codes = False
         self.pairs: PairHandler | None = None
+        self.device_pairs: PairHandler | None = None
+        self.tell_devices: Callable[[], None] = lambda: None
         self.shared_out: SharedOut | None = None
         self.config = config
         self.mailbox = Mailbox(self, wildcards, orders)
@@ -195,6 +203,9 @@ class Link:
         if self.pairs is not None:
             self.pairs.close()
             self.pairs = self.receiver.lane = None  # they refer to the connection and its buffers
+        if self.device_pairs is not None:
+            self.device_pairs.close()
+            self.device_pairs = self.receiver.devices = None
         if conn is not None:
             conn.abort()
         self._on_end(self)
@@ -231,13 +242,26 @@ class Link:
             if self.receiver.shared is not None:
                 self.receiver.shared.drop(key)
         elif kind == FrameType.PAIR:
-            if self.pairs is None:
+            pairs = self.device_pairs if flags & Flag.DEVICES else self.pairs
+            if pairs is None:
                 raise WireError("a pair is offered, but this side has no backend for pairs")
-            self.pairs.on_pair(key, flags, body)
+            pairs.on_pair(key, flags, body)
+        elif kind == FrameType.DEVICE:
+            self._on_devices(flags, body)
+        elif kind == FrameType.COPIED:
+            if self.sender.devices is not None:
+                self.sender.devices.on_copied(key)
         elif kind == FrameType.GOODBYE:
             self._on_goodbye()
         else:
             raise WireError(f"unknown frame type {kind}")
+
+    def _on_devices(self, flags: int, body: memoryview) -> None:
+        facts = DeviceFacts.decode(body)
+        if flags & Flag.ASK:
+            self.tell_devices()  # before what may be sent now
+        if self.sender.devices is not None:
+            self.sender.devices.on_facts(facts)
 
     def on_chunk(self, message_id: int) -> Sink | DiscardSink:
         return self.receiver.on_chunk(message_id)
@@ -303,7 +327,9 @@ class Link:
             pending_sends=len(sender.unfinished()),
             unread_messages=len(self.mailbox),
             mismatches=receiver.mismatches,
-            compression=None if receiver.coding is None else receiver.coding.stats.as_dict(),
+            compression=None if receiver.coding is None else receiver.coding.as_dict(),
+            device_backend="" if sender.devices is None else sender.devices.backend,
+            device_reason="" if sender.devices is None else sender.devices.reason,
         )
 
     def __repr__(self) -> str:

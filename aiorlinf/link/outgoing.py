@@ -67,6 +67,7 @@ class Outgoing:
         tried: for each leaf, whether a codec is tried on it; empty: on none; None: nobody has asked yet (`link.coded_way`).
         source: where its bytes come from as they are compressed, None if they are not.
         departure: its leaves that are still on accelerators, None if all of them are in CPU memory.
+        carrier: the backend that carries those from device to device, empty if none does.
         on_over: called once with (the peer has it, that is certain), before the work ends; for those who send a message on.
     """
 
@@ -74,6 +75,7 @@ class Outgoing:
         "attempt",
         "body",
         "busy",
+        "carrier",
         "charged",
         "departure",
         "flags",
@@ -140,6 +142,7 @@ class Outgoing:
         self.tried: list[bool] | None = None
         self.source: Source | None = None
         self.departure: Departure | None = None
+        self.carrier = ""
         self.on_over: Callable[[bool, bool], None] | None = None
 
     @property
@@ -173,8 +176,11 @@ class Outgoing:
         pieces = []
         for leaf in self.flat.leaves:
             if leaf.nbytes and (threshold is None or not goes_around(leaf, threshold)):
-                assert leaf.raw is not None
-                pieces.append(leaf.raw)
+                raw = leaf.raw
+                if raw is not None:
+                    pieces.append(raw)
+                else:
+                    assert self.departure is not None  # it goes from device to device
         return pieces
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from aiorlinf.codec.pool import TensorBufferPool
     from aiorlinf.config import CollectiveConfig
     from aiorlinf.link.connection import FrameWriter
+    from aiorlinf.link.device_in import DeviceIn
     from aiorlinf.link.link_coding import LinkCoding
     from aiorlinf.link.parcel import Parcel
     from aiorlinf.work.home import LoopHome
@@ -69,6 +70,7 @@ class Receiver:
     Attributes:
         lane, shared: the ways around the stream that this side has.
         coding: what undoes a codec's work; None: the job does not compress.
+        devices: takes what comes from device to device; None: nothing does.
         pool: memory of payloads; None: each has memory of its own.
         messages, payload_bytes: received so far.
         mismatches: messages refused because the receive expected something else.
@@ -85,6 +87,7 @@ class Receiver:
         self.lane: ReceiveLane | None = None
         self.shared: SharedIn | None = None
         self.coding: LinkCoding | None = None
+        self.devices: DeviceIn | None = None
         self.pool: TensorBufferPool | None = None
         self.messages = 0
         self.payload_bytes = 0
@@ -465,6 +468,11 @@ class Receiver:
         if start.via == Via.SHM:
             self._start_shared(message, content, start)
             return
+        if start.via in (Via.IPC, Via.NCCL):
+            if self.devices is None:
+                raise WireError("a payload for an accelerator, but this side has told of none")
+            self.devices.start(message, content, start)
+            return
         if start.via == Via.CODED:
             self._start_coded(message, content, start)
             return
@@ -482,6 +490,15 @@ class Receiver:
         content.sink = Sink([byte_view(tensor) for tensor in content.split(start.threshold if around else None)[1]])
         if around:
             self._start_lane(message, content, start)
+
+    def still_open(self, message: Incoming) -> bool:
+        """Its payload is still awaited."""
+        return self.opened.get(message.message_id) is message
+
+    def around_over(self, message: Incoming) -> None:
+        """What came around the stream is here."""
+        assert message.content is not None
+        self._check_complete(message, message.content)
 
     def _allocate(self, message: Incoming, content: Content) -> bool:
         """Memory for the payload. False: there is none, and the message is refused."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from aiorlinf.link.connection import FrameWriter
+    from aiorlinf.link.device_out import DeviceOut
     from aiorlinf.wire.flat import Flat
     from aiorlinf.work.base import AsyncWork
     from aiorlinf.work.home import LoopHome
@@ -54,6 +55,7 @@ class Sender:
     Attributes:
         window: bytes the peer accepts before a receive is posted.
         ways: around the stream, in order of preference.
+        devices: for tensors on accelerators; None: they always go through CPU memory.
         messages, payload_bytes: sent so far; `around_bytes` of them around the stream.
         flowing: streams whose messages general receives take: small sends there are done once written.
         pending: by message id, everything the peer may still answer or that is not fully written.
@@ -65,6 +67,7 @@ class Sender:
         self.remote = remote
         self.window = 0
         self.ways: list[Way] = []
+        self.devices: DeviceOut | None = None
         self.messages = 0
         self.payload_bytes = 0
         self.around_bytes = 0
@@ -220,9 +223,16 @@ class Sender:
         out.state = State.STARTED
         if out.departure is None:
             self._carry(out)
+        elif self.devices is not None:
+            self.devices.begin(out)
         else:
-            out.busy = True
-            out.departure.begin(self.home, lambda flat, error: self._departed(out, flat, error))
+            self.stage(out)
+
+    def stage(self, out: Outgoing) -> None:
+        """Bring the payload to CPU memory, and go on from there."""
+        assert out.departure is not None
+        out.busy = True
+        out.departure.begin(self.home, lambda flat, error: self._departed(out, flat, error))
 
     def _carry(self, out: Outgoing) -> None:
         for way in self.ways:
@@ -307,6 +317,9 @@ class Sender:
     def on_again(self, message_id: int) -> None:
         """The payload was lost on its way around the stream: over the stream this time."""
         out = self.pending.get(message_id)
+        if out is not None and out.carrier and self.devices is not None:
+            self.devices.again(out)
+            return
         if out is None or not any(way.again(out) for way in self.ways) or out.state == State.DONE:
             return
         if out.withdrawn:
@@ -438,6 +451,8 @@ class Sender:
         self._waiting.clear()
         for way in self.ways:
             way.close()
+        if self.devices is not None:
+            self.devices.close()
         for out in ended:
             error = make_error()
             error.fill(bytes_done=out.position, bytes_expected=out.total)

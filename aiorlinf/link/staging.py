@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aiorlinf.device.registry import accelerator, usable_runtime
-from aiorlinf.errors import BackendUnavailable, UnsupportedObject
+from aiorlinf.errors import BackendUnavailable, ClosedError, UnsupportedObject
 from aiorlinf.link.memory import byte_tensor, copy_bytes
 from aiorlinf.wire.flat import Flat
 from aiorlinf.wire.leaves import Device, Leaf
@@ -29,7 +29,20 @@ if TYPE_CHECKING:
     from aiorlinf.device.runtime import Event, Runtime, Stream
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["Departure", "Landing", "Ready", "Trip", "callers_device", "place_of", "ready_now", "watch_events"]
+__all__ = [
+    "IN",
+    "OUT",
+    "Departure",
+    "Landing",
+    "Ready",
+    "Trip",
+    "callers_device",
+    "place_of",
+    "ready_now",
+    "sweep",
+    "travel",
+    "watch_events",
+]
 
 _INLINE_BYTES = 1 << 20
 """Smaller copies are begun on the loop; larger ones in a private thread, for memory has to be pinned or filled."""
@@ -38,6 +51,7 @@ _PIECE_BYTES = 4 << 20
 """Host memory that is not pinned passes through pinned memory in such pieces."""
 
 OUT, IN = "out", "in"
+"""Purposes of our streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +87,11 @@ def ready_now(tensor: torch.Tensor) -> Ready:
 
 
 class _Events:
-    """Meets `work.poller.Completion`. Nothing needs to be aborted: the device goes on, and holds the memory that it uses."""
+    """Meets `work.poller.Completion`. A device cannot be told to stop: what is aborted is kept until it has happened."""
 
-    def __init__(self, events: list[tuple[Runtime, Event]]) -> None:
+    def __init__(self, events: list[tuple[Runtime, Event]], keep: object) -> None:
         self._events = events
+        self._keep = keep
 
     def poll(self) -> bool:
         events = self._events
@@ -88,21 +103,49 @@ class _Events:
         return True
 
     def abort(self) -> None:
-        pass
+        _left_over.append(self)
 
 
-def watch_events(home: LoopHome, events: list[tuple[Runtime, Event]], then: Callable[[BaseException | None], None]) -> None:
-    """Call back on the home thread once all these events have happened, or with what the device says instead."""
+_left_over: list[_Events] = []
+"""Of workers that were closed meanwhile."""
+
+
+def sweep() -> None:
+    """Let go of memory that devices used for workers that were closed, as far as the devices are through with it."""
+    for left in list(_left_over):
+        try:
+            over = left.poll()
+        except RuntimeError:  # the device has failed; it uses nothing any more
+            over = True
+        if over and left in _left_over:
+            _left_over.remove(left)
+
+
+def watch_events(
+    home: LoopHome, events: list[tuple[Runtime, Event]], then: Callable[[BaseException | None], None], keep: object = None
+) -> None:
+    """Call back on the home thread once all these events have happened, or with what the device says instead.
+
+    Args:
+        keep: held until they have happened, whatever becomes of those who wait.
+    """
+    if _left_over:
+        sweep()
+    completion = _Events(events, keep)
     work: AsyncWork[None] = AsyncWork(home, "device")
     work.add_done_callback(lambda done: then(done.exception()))
-    home.poller.watch(_Events(events), work)
+    try:
+        home.poller.watch(completion, work)
+    except ClosedError as error:
+        completion.abort()
+        work._fail(error)
 
 
 Trip = tuple[list[torch.Tensor], list[tuple["Runtime", "Event"]]]
 """Where the bytes are, or will be once these events have happened."""
 
 
-def _travel(
+def travel(
     home: LoopHome, nbytes: int, begin: Callable[[], Trip], then: Callable[[list[torch.Tensor] | None, Exception | None], None]
 ) -> None:
     """Begin the copies, and call back on the home thread when they are over."""
@@ -116,7 +159,7 @@ def _travel(
             else:
                 then(None, _failure(error))
 
-        watch_events(home, events, over)
+        watch_events(home, events, over, tensors)
 
     if nbytes <= _INLINE_BYTES:
         try:
@@ -186,7 +229,7 @@ class Departure:
             leaves = [leaf if _at_home(leaf) else Leaf(leaf.spec, None, next(left), None) for leaf in flat.leaves]
             then(Flat(flat.kind, flat.skeleton, leaves, flat.flags), None)
 
-        _travel(home, sum(leaf.nbytes for leaf in flat.leaves if not _at_home(leaf)), self._copy, arrived)
+        travel(home, sum(leaf.nbytes for leaf in flat.leaves if not _at_home(leaf)), self._copy, arrived)
 
     def _copy(self) -> Trip:
         """Any thread."""
@@ -263,7 +306,7 @@ class Landing:
                 events.append(happened)
             return tensors, events[-1:] if _one_stream(sources, moves) else events
 
-        _travel(self._home, sum(sources[index].numel() for index in moves), begin, then)
+        travel(self._home, sum(sources[index].numel() for index in moves), begin, then)
         return True
 
     @staticmethod
@@ -285,7 +328,7 @@ class Landing:
                 copy_bytes(target, tensors[0])
             then(error)
 
-        _travel(self._home, target.numel(), begin, over)
+        travel(self._home, target.numel(), begin, over)
 
     @staticmethod
     def snapshot(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ import torch
 
 from aiorlinf.errors import AiorlinfError, BackendUnavailable, ClosedError, WireError
 from aiorlinf.rendezvous.store import PairStore
-from aiorlinf.wire.frames import FrameType, Via, frame
+from aiorlinf.wire.frames import Flag, FrameType, Via, frame
 
 if TYPE_CHECKING:
     from aiorlinf.work.home import LoopHome
@@ -77,13 +77,26 @@ class Pairs:
         make: builds a member; called in a private thread.
         threshold: leaves of at least so many bytes go through the pair.
         timeout: seconds for one attempt.
+        name: of the backend, for errors.
+        via: what it carries.
     """
 
-    via: Via = Via.GLOO
-
     def __init__(
-        self, home: LoopHome, send: Callable[[bytes], None], make: PairFactory, *, threshold: int, timeout: float, local: str, remote: str
+        self,
+        home: LoopHome,
+        send: Callable[[bytes], None],
+        make: PairFactory,
+        *,
+        threshold: int,
+        timeout: float,
+        local: str,
+        remote: str,
+        name: str = "gloo",
+        via: Via = Via.GLOO,
     ) -> None:
+        self.via = via
+        self._name = name
+        self._mark = 0 if via is Via.GLOO else Flag.DEVICES
         self.home = home
         self.threshold = threshold
         self._send = send
@@ -113,7 +126,7 @@ class Pairs:
         out.generation += 1
         generation = out.generation
         out.store = self._store(generation, OUT)
-        self._send(frame(FrameType.PAIR, generation, b"", OFFER | OUT))
+        self._tell(generation, b"", OFFER | OUT)
         self._build(out.store, 0, generation, self._out_built)
 
     def send(self, generation: int, leaves: list[torch.Tensor], then: Then) -> None:
@@ -178,6 +191,9 @@ class Pairs:
         else:
             raise WireError(f"a PAIR frame with flags {flags:#x}")
 
+    def _tell(self, generation: int, body: bytes, flags: int) -> None:
+        self._send(frame(FrameType.PAIR, generation, body, flags | self._mark))
+
     def _on_set(self, half: _Half, body: memoryview) -> None:
         half.keys += 1
         if len(body) > _MAX_VALUE_BYTES or half.keys > _MAX_KEYS:
@@ -195,7 +211,7 @@ class Pairs:
     def _forward(self, generation: int, flags: int, body: bytes) -> None:
         half = self._out if flags & OUT else self._in
         if generation == half.generation and not self._closed:
-            self._send(frame(FrameType.PAIR, generation, body, SET | flags))
+            self._tell(generation, body, SET | flags)
 
     def _build(self, store: PairStore, rank: int, generation: int, built: Callable[[int, PairGroup | None, str | None], None]) -> None:
         """Make a member in a thread of this attempt: a shared thread could be waiting for a peer that waits for it."""
@@ -228,7 +244,7 @@ class Pairs:
                 group.retire()
             return
         if group is None:
-            self._send(frame(FrameType.PAIR, generation, (reason or "").encode()[:1024], FAILED | OUT))
+            self._tell(generation, (reason or "").encode()[:1024], FAILED | OUT)
             self._out_failed(generation, reason or "it cannot be made")
             return
         out.made = group
@@ -251,7 +267,7 @@ class Pairs:
             then(
                 BackendUnavailable(
                     "the pair cannot be made",
-                    {"gloo": f"{self._local} waited for {self._remote}: {reason}"},
+                    {self._name: f"{self._local} waited for {self._remote}: {reason}"},
                     local=self._local,
                     remote=self._remote,
                 )
@@ -265,10 +281,10 @@ class Pairs:
             return
         half.store = None
         if group is None:
-            self._send(frame(FrameType.PAIR, generation, (reason or "").encode()[:1024], FAILED))
+            self._tell(generation, (reason or "").encode()[:1024], FAILED)
             return
         half.group = group
-        self._send(frame(FrameType.PAIR, generation, b"", READY))
+        self._tell(generation, b"", READY)
 
     def close(self) -> None:
         """The link has ended: nobody waits any more."""

@@ -20,6 +20,8 @@ RELEASE    0                           (receiver to sender) places in shared mem
 DROP       segment number              (sender to receiver) this shared memory is not used any more
 AGAIN      message id                  (receiver to sender) the payload was lost on its way around the stream: send it over the stream
 FLOW       stream                      (receiver to sender) general receives take these: a small send there is done once written
+DEVICE     0                           JSON: which accelerators a side has, see `link.device_facts`
+COPIED     message id                  (receiver to sender) the payload was copied out of the sender's device memory
 =========  ==========================  =====================================================================
 
 Message ids count up from 1 per direction. Totals travel as running sums, so that a repeated or merged frame does no harm.
@@ -72,6 +74,8 @@ class FrameType:
     AGAIN = 13
     RELEASE = 14
     DROP = 15
+    DEVICE = 16
+    COPIED = 17
 
 
 class Flag:
@@ -83,6 +87,8 @@ class Flag:
     CHARGED = 8  # START: the payload counts against the window (DATA always does)
     VOID = 16  # END: the payload is void, an error text follows
     RELIEVED = 16  # ACCEPTED: by the lock-out rule; END uses the same bit for VOID
+    ASK = 1  # DEVICE: the other side is to tell, too
+    DEVICES = 32  # PAIR: of a pair between accelerators
     ABANDONED = 1  # RELEASE: somebody that the peer has lent the memory to has gone without a word, and may still look at it
     WITHDRAWN = 32  # END: the sender cancelled; the receiver acts as if the message had never come
 
@@ -94,6 +100,8 @@ class Via(enum.IntEnum):
     GLOO = 1
     SHM = 2
     CODED = 3
+    IPC = 4
+    NCCL = 5
 
 
 class Start(NamedTuple):
@@ -101,7 +109,8 @@ class Start(NamedTuple):
 
     STREAM: all of it as chunks. GLOO: tensor leaves of at least `threshold` bytes through the pair of this `generation`, everything
     else as chunks, in order. SHM: all of it in shared memory, at `place` (`link.shared.Placement`). CODED: as chunks, some leaves
-    compressed; `place` says which (`codec.header`).
+    compressed; `place` says which (`codec.header`). IPC: leaves on accelerators are to be copied from the sender's device memory, to which
+    `place` has the handles (`backends.cuda_ipc`); NCCL: they come through the pair of this `generation`; the others as chunks.
     """
 
     via: int
@@ -119,7 +128,7 @@ class Start(NamedTuple):
         if len(body) < _START.size:
             raise WireError(f"a START frame has {len(body)} bytes instead of {_START.size}")
         via, _, _, generation, threshold = _START.unpack_from(body)
-        if via not in (Via.STREAM, Via.GLOO, Via.SHM, Via.CODED):
+        if via > Via.NCCL:
             raise WireError(f"unknown backend number {via} in a START frame")
         return cls(via, generation, threshold, body[_START.size :])
 

@@ -47,6 +47,7 @@ class FakeAccelerator:
 
     Attributes:
         faults: what was wrong so far.
+        limbo: memory that another process has open is kept until that has closed it, as torch does for CUDA, and it is no fault to free it.
         kind: torch's device type.
     """
 
@@ -56,6 +57,7 @@ class FakeAccelerator:
     def __init__(self, devices: int = 1, *, seed: int = 0, ticks: tuple[int, int] = (1, 3), self_moving: bool = True) -> None:
         self.faults: list[Fault] = []
         self.self_moving = self_moving
+        self.limbo = False
         self.copies = 0
         self._devices = devices
         self._ticks = ticks
@@ -71,6 +73,7 @@ class FakeAccelerator:
         self._failures: dict[str, deque[Exception]] = {}
         self._exports: dict[int, tuple[Block, int, int]] = {}
         self._opened: dict[int, int] = {}  # by address of a block
+        self._in_limbo: list[Block] = []
         self._events: dict[int, FakeEvent] = {}
         self._used = [0] * devices
 
@@ -221,6 +224,9 @@ class FakeAccelerator:
         with self._lock:
             self._used[index] -= block.memory.nbytes
             if self._opened.get(block.memory.address):
+                if self.limbo:
+                    self._in_limbo.append(block)
+                    return
                 self._object("memory is freed while another process has it open")
             for number, (exported, _, _) in list(self._exports.items()):
                 if exported is block:
@@ -347,7 +353,8 @@ class FakeAccelerator:
         with self._lock:
             found = self._exports.get(int.from_bytes(shared.handle, "little"))
             if found is None:
-                self._object("memory is opened that was freed meanwhile")
+                if not self.limbo:
+                    self._object("memory is opened that was freed meanwhile")
                 raise RuntimeError("there is no such memory")
             block, address, nbytes = found
             key = block.memory.address
@@ -356,6 +363,9 @@ class FakeAccelerator:
             def closed() -> None:
                 with self._lock:
                     self._opened[key] -= 1
+                    if not self._opened[key] and block in self._in_limbo:
+                        self._in_limbo.remove(block)
+                        self._ledger.free(block, None)
 
             whole = device_tensor(block.memory, index, closed)
             return whole[address - key : address - key + nbytes]

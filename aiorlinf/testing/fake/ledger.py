@@ -94,12 +94,12 @@ class Ledger:
             if overlaps and (writes or other.writes) and known.get(other.stream.number, 0) < other.count:
                 self._object_to(f"{what} without knowing that {other.what} on {other.stream.name} is over")
 
-    def free(self, block: Block, known: Clock) -> None:
-        """Nobody refers to it any more; its memory may be used again, by its owner's stream, at once."""
+    def free(self, block: Block, known: Clock | None) -> None:
+        """Nobody refers to it any more; its memory may be used again, by its owner's stream, at once. `known`: to be over; None: all is."""
         at = self._blocks.index(block)
         del self._blocks[at], self._starts[at]
         owner = block.owner
-        if owner is None:
+        if owner is None or known is None:
             return
         for access in block.accesses:
             stream = access.stream

@@ -1,0 +1,185 @@
+"""From device to device: the receiving half. Memory on our device is filled from the peer's, by a copy of ours or through a pair."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from aiorlinf.backends.cuda_ipc import decode_handles
+from aiorlinf.backends.device_pairs import pair_maker
+from aiorlinf.device.registry import accelerator
+from aiorlinf.errors import WireError
+from aiorlinf.link.memory import byte_view, fresh_bytes
+from aiorlinf.link.sink import Sink
+from aiorlinf.link.staging import IN, Trip, travel
+from aiorlinf.wire.frames import FrameType, Start, Via
+
+if TYPE_CHECKING:
+    from aiorlinf.codec.pool import TensorBufferPool
+    from aiorlinf.device.runtime import Runtime, Shared
+    from aiorlinf.link.incoming import Content, Incoming
+    from aiorlinf.link.staging import Landing
+    from aiorlinf.work.home import LoopHome
+
+__all__ = ["DeviceIn", "DeviceReceiveLane", "DeviceReceiver"]
+
+log = logging.getLogger("aiorlinf.link")
+
+
+class DeviceReceiveLane(Protocol):
+    """The receiving end of a pair (`rendezvous.pairs.Pairs`)."""
+
+    def receive(self, generation: int, leaves: list[torch.Tensor], then: Callable[[BaseException | None], None]) -> bool: ...
+
+
+class DeviceReceiver(Protocol):
+    """What this half needs of the receiving half of the link."""
+
+    home: LoopHome
+    pool: TensorBufferPool | None
+    local: str
+    remote: str
+
+    def reply(self, kind: int, key: int, body: bytes = b"", flags: int = 0) -> None: ...
+    def still_open(self, message: Incoming) -> bool: ...
+    def around_over(self, message: Incoming) -> None: ...
+
+
+class DeviceIn:
+    """See the module. Home thread only.
+
+    Args:
+        lane: the pair through which the peer sends, None if there can be none.
+
+    Attributes:
+        pair_index: our device at the end of that pair.
+    """
+
+    def __init__(self, receiver: DeviceReceiver, landing: Landing, lane: DeviceReceiveLane | None) -> None:
+        self.pair_index = 0
+        self._receiver = receiver
+        self._landing = landing
+        self._lane = lane
+
+    def start(self, message: Incoming, content: Content, start: Start) -> None:
+        """The payload of a message begins."""
+        if content.refused:
+            self._refuse(message, content, start)
+            return
+        runtime = accelerator()
+        if runtime is None:
+            raise WireError("a payload for an accelerator, but this side has told of none")
+        around = _around(content)
+        attempt = content.attempt
+        content.lane_pending = True
+        content.direct = False
+        try:
+            index = self._index(message, runtime, start)
+            maker = pair_maker(runtime.kind)
+            purpose = IN if start.via == Via.IPC or maker is None else maker.into
+            stream, user = runtime.side_stream(index, purpose), runtime.current_stream(index)
+            content.tensors = []
+            for position, size in enumerate(content.sizes()):
+                if position in around:
+                    memory = runtime.empty(size, index, stream)
+                    runtime.hold(memory, user)
+                else:
+                    memory = fresh_bytes(size, self._receiver.pool)
+                content.tensors.append(memory)
+        except RuntimeError as error:  # there is no memory left on the device; perhaps there is in the host
+            self._again(message, content, error)
+            return
+        content.sink = Sink([byte_view(tensor) for position, tensor in enumerate(content.tensors) if position not in around])
+        targets = [content.tensors[position] for position in around]
+
+        def over(error: BaseException | None) -> None:
+            if content.attempt != attempt or not self._receiver.still_open(message):
+                return
+            if error is not None:
+                self._again(message, content, error)
+                return
+            content.lane_pending = False
+            if start.via == Via.IPC:
+                self._receiver.reply(FrameType.COPIED, message.message_id)
+            self._receiver.around_over(message)
+
+        if start.via == Via.IPC:
+            self._copy(runtime, index, targets, start, over)
+        elif self._lane is None or not self._lane.receive(start.generation, targets, over):
+            over(RuntimeError(f"pair {start.generation} is not there"))
+
+    def _index(self, message: Incoming, runtime: Runtime, start: Start) -> int:
+        """Our device that the payload comes to."""
+        if start.via == Via.NCCL:
+            return self.pair_index
+        target = self._landing.target(None if message.receive is None else message.receive.device)
+        return runtime.current_device() if target.type != runtime.kind else target.index or 0
+
+    def _copy(
+        self, runtime: Runtime, index: int, targets: list[torch.Tensor], start: Start, over: Callable[[BaseException | None], None]
+    ) -> None:
+        events, leaves = decode_handles(memoryview(start.place), [target.numel() for target in targets])
+
+        trouble: list[Exception] = []
+
+        def begin() -> Trip:
+            opened: list[torch.Tensor] = []
+            stream = runtime.side_stream(index, IN)
+            try:
+                _copy_shared(runtime, index, targets, events, leaves, opened)
+            except Exception as error:  # told when what was begun is over
+                trouble.append(error.with_traceback(None))  # its frames hold what was opened
+            return opened, [(runtime, runtime.record(stream))]
+
+        def copied(opened: list[torch.Tensor] | None, error: Exception | None) -> None:
+            if opened is not None:
+                opened.clear()  # before the peer is told
+            over(trouble[0] if trouble else error)
+
+        travel(self._receiver.home, sum(target.numel() for target in targets), begin, copied)
+
+    def _refuse(self, message: Incoming, content: Content, start: Start) -> None:
+        """Nobody wants it any more. What was begun must still be ended."""
+        if start.via == Via.IPC:
+            self._receiver.reply(FrameType.COPIED, message.message_id)
+            return
+        runtime = accelerator()
+        sizes = content.sizes()
+        if runtime is not None and self._lane is not None:
+            maker = pair_maker(runtime.kind)
+            stream = runtime.side_stream(self.pair_index, IN if maker is None else maker.into)
+            scratch = [runtime.empty(sizes[position], self.pair_index, stream) for position in _around(content)]
+            self._lane.receive(start.generation, scratch, lambda error: None)
+
+    def _again(self, message: Incoming, content: Content, error: BaseException) -> None:
+        log.info("%s: a payload of %s has to be sent another way: %s", self._receiver.local, self._receiver.remote, error)
+        content.tensors = []
+        self._receiver.reply(FrameType.AGAIN, message.message_id)
+
+
+def _around(content: Content) -> list[int]:
+    """Which leaves come from device to device (`device_out.device_leaves`)."""
+    specs = [content.spec] if content.manifest is None else content.manifest.specs
+    return [position for position, spec in enumerate(specs) if spec is not None and spec.device and spec.nbytes]
+
+
+def _copy_shared(
+    runtime: Runtime, index: int, targets: list[torch.Tensor], events: dict[str, bytes], leaves: list[Shared], opened: list[torch.Tensor]
+) -> None:
+    """Begin the copies. Any thread. What was opened has to be kept until they are over."""
+    stream = runtime.side_stream(index, IN)
+    where = {runtime.identity(number).uuid: number for number in range(runtime.count())}
+    missing = [uuid for uuid in events if uuid not in where]
+    if missing:
+        raise RuntimeError(f"this process does not see the device {missing[0]}")
+    for uuid, handle in events.items():
+        if where[uuid] != index and not runtime.peer_access(index, where[uuid]):
+            raise RuntimeError(f"device {index} cannot read the memory of device {where[uuid]}")
+        runtime.wait(stream, runtime.open_event(handle, where[uuid]))
+    for leaf, target in zip(leaves, targets, strict=True):
+        source = runtime.open(leaf, where[leaf.uuid])
+        opened.append(source)
+        runtime.copy(target, source, stream)

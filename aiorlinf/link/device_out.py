@@ -1,0 +1,332 @@
+"""From device to device: the sending half.
+
+The first message of a link with a tensor on an accelerator asks the peer what it has (DEVICE); what comes meanwhile waits for the answer.
+Then each message goes by `cuda_ipc`, through a pair (`nccl`), or through host memory (`link.staging`), as `select_device_backend` says. Its
+leaves in CPU memory go over the stream beside it.
+
+A backend that fails, on either side, is given up for this link: the message that met the failure is sent again another way, one line is
+logged, and the statistics say why. The receiver says AGAIN when it is the one that has failed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from aiorlinf.backends.cuda_ipc import HANDLES_MAX_BYTES, encode_handles, ipc_problem
+from aiorlinf.backends.device_pairs import pair_maker
+from aiorlinf.backends.select import Choice, select_device_backend
+from aiorlinf.errors import AiorlinfError, BackendUnavailable
+from aiorlinf.link.device_facts import DeviceFacts
+from aiorlinf.link.memory import byte_tensor
+from aiorlinf.link.outgoing import Outgoing, State
+from aiorlinf.wire.frames import Start, Via
+
+if TYPE_CHECKING:
+    import torch
+
+    from aiorlinf.device.runtime import Event
+    from aiorlinf.link.ways import PayloadLane
+    from aiorlinf.wire.leaves import Leaf
+
+__all__ = ["DeviceHost", "DeviceOut", "DevicePlan", "device_leaves"]
+
+log = logging.getLogger("aiorlinf.link")
+
+_IPC_OUT = "ipc out"
+
+
+class DeviceHost(Protocol):
+    """What this half needs of the sending half of the link."""
+
+    local: str
+    remote: str
+    around_bytes: int
+
+    def stage(self, out: Outgoing) -> None: ...
+    def begin_stream(self, out: Outgoing, threshold: int | None = None, start: Start = ...) -> None: ...
+    def trailer(self, out: Outgoing) -> None: ...
+    def end_withdrawn(self, out: Outgoing) -> None: ...
+    def void(self, out: Outgoing, error: AiorlinfError) -> None: ...
+    def release(self, out: Outgoing) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """What is known when the link comes up.
+
+    Attributes:
+        wanted, fallback: backend asked for, and whether another may stand in.
+        same_host: the two workers share a host.
+        emulated: why payloads have to stay on the link, None if they need not.
+    """
+
+    wanted: str
+    fallback: bool
+    same_host: bool
+    emulated: str | None = None
+
+
+def device_leaves(out: Outgoing) -> list[Leaf]:
+    """Those that are on accelerators and have bytes. The receiver finds the same by the manifest."""
+    assert out.flat is not None
+    return [leaf for leaf in out.flat.leaves if leaf.nbytes and leaf.memory is not None and not leaf.memory.is_cpu]
+
+
+class DeviceOut:
+    """See the module. Home thread only.
+
+    Args:
+        ask: sends what we have to the peer, and asks for what it has.
+        facts: what we have.
+        lane: the outgoing pair, None if this side can have none.
+
+    Attributes:
+        backend, reason: how tensors on accelerators travel, and why; empty before the first one.
+        pair_index: our device at the end of the outgoing pair, None if there is none yet.
+    """
+
+    def __init__(
+        self, host: DeviceHost, plan: DevicePlan, ask: Callable[[], None], facts: Callable[[], DeviceFacts], lane: PayloadLane | None
+    ) -> None:
+        self.backend = ""
+        self.reason = ""
+        self.pair_index: int | None = None
+        self._host = host
+        self._plan = plan
+        self._ask = ask
+        self._facts = facts
+        self._lane = lane
+        self._here: DeviceFacts | None = None
+        self._peer: DeviceFacts | None = None
+        self._problems: dict[str, str] = {}  # backends that have failed
+        self._unanswered: deque[Outgoing] = deque()
+        self._unprepared: deque[Outgoing] = deque()
+        self._copying: dict[int, tuple[Outgoing, list[Event]]] = {}  # by message id: the peer copies from our memory
+
+    # ---- which way
+
+    def begin(self, out: Outgoing) -> None:
+        """Carry a message with leaves on accelerators."""
+        out.busy = True
+        if self._peer is not None:
+            self._go(out)
+            return
+        self._unanswered.append(out)
+        if len(self._unanswered) == 1:
+            self._ask()
+
+    def on_facts(self, facts: DeviceFacts) -> None:
+        """The peer says what it has."""
+        self._peer = facts
+        waiting, self._unanswered = self._unanswered, deque()
+        for out in waiting:
+            if self._wanted(out):
+                self._go(out)
+
+    def _wanted(self, out: Outgoing) -> bool:
+        """Otherwise it is over, now that its memory is free again."""
+        if out.withdrawn:
+            out.busy = False
+            self._host.end_withdrawn(out)
+            return False
+        if out.state != State.STARTED:
+            out.busy = False
+            self._host.release(out)
+            return False
+        return True
+
+    def _go(self, out: Outgoing) -> None:
+        try:
+            choice = self._choose(out)
+        except BackendUnavailable as error:
+            out.busy = False
+            self._host.void(out, error)
+            return
+        except RuntimeError as error:  # the device cannot even say what it is
+            choice = Choice("staging", str(error), False)
+        self.backend, self.reason = choice.name, choice.reason
+        if choice.name == "cuda_ipc":
+            self._lend(out)
+        elif choice.name == "nccl" and self._fits_pair(out):
+            self._unprepared.append(out)
+            self._run_lane()
+        else:
+            self._stage(out)
+
+    def _fits_pair(self, out: Outgoing) -> bool:
+        """The pair of this link is made for the device of the first message that uses it."""
+        assert out.departure is not None
+        ((_, index, _),) = out.departure.devices.values()
+        if self.pair_index is None:
+            self.pair_index = index
+        return index == self.pair_index
+
+    def _choose(self, out: Outgoing) -> Choice:
+        assert out.departure is not None
+        choices = [self._choose_for(device) for device in out.departure.devices]
+        first = choices[0]
+        if len(choices) > 1 and (first.name == "nccl" or any(choice.name != first.name for choice in choices)):
+            return Choice("staging", "the message has tensors of several devices", False)
+        return first
+
+    def _choose_for(self, device: torch.device) -> Choice:
+        plan, peer = self._plan, self._peer
+        assert peer is not None
+        if self._here is None:
+            self._here = self._facts()
+        here = self._here
+        source = here.uuids[device.index] if here.kind == device.type else ""
+        target = (peer.kind, peer.target) if peer.target else None
+        ipc = self._problems.get("cuda_ipc") or ipc_problem(
+            same_host=plan.same_host,
+            same_process=peer.process == here.process,
+            opens_own=here.opens_own,
+            visible=bool(source) and source in peer.uuids,
+        )
+        pair = self._problems.get("nccl") or here.pairs or peer.pairs or (None if self._lane is not None else "there is no lane")
+        return select_device_backend(
+            plan.wanted,
+            fallback=plan.fallback,
+            src=(device.type, source),
+            dst=target,
+            ipc_problem=ipc,
+            pair_problem=pair,
+            emulated=plan.emulated,
+        )
+
+    def _stage(self, out: Outgoing) -> None:
+        out.carrier = ""
+        out.lane_generation = 0
+        self._host.stage(out)
+
+    def _failed(self, out: Outgoing, backend: str, reason: str) -> None:
+        """This way does not work: another one for this message, and for all later ones."""
+        if backend not in self._problems:
+            self._problems[backend] = reason
+            host = self._host
+            log.warning("%s: tensors on accelerators go to %s another way than %s: %s", host.local, host.remote, backend, reason)
+        out.carrier = ""
+        out.lane_generation = 0
+        self._go(out)
+
+    # ---- memory that the peer copies from
+
+    def _lend(self, out: Outgoing) -> None:
+        assert out.departure is not None
+        try:
+            events: list[Event] = []
+            handles: dict[str, bytes] = {}
+            for runtime, index, ready in out.departure.devices.values():
+                stream = runtime.side_stream(index, _IPC_OUT)
+                runtime.wait(stream, ready)
+                event, handle = runtime.export_event(stream)
+                events.append(event)
+                handles[runtime.identity(index).uuid] = handle
+            runtimes = {device: runtime for device, (runtime, _, _) in out.departure.devices.items()}
+            leaves = device_leaves(out)
+            memories = [leaf.memory for leaf in leaves if leaf.memory is not None]
+            place = encode_handles(handles, [runtimes[memory.device].export(byte_tensor(memory)) for memory in memories])
+        except RuntimeError as error:
+            self._failed(out, "cuda_ipc", str(error).strip().partition("\n")[0])
+            return
+        if len(place) > HANDLES_MAX_BYTES:
+            self._stage(out)
+            return
+        self._copying[out.message_id] = (out, events)
+        out.carrier = "cuda_ipc"
+        self._host.around_bytes += sum(leaf.nbytes for leaf in leaves)
+        self._host.begin_stream(out, None, Start(Via.IPC, place=place))
+
+    def on_copied(self, message_id: int) -> None:
+        """The peer is through with our memory."""
+        found = self._copying.pop(message_id, None)
+        if found is None:
+            return
+        out, _ = found
+        if out.departure is not None:
+            for runtime, _, _ in out.departure.devices.values():
+                runtime.collect()
+        self._carried(out)
+
+    def _carried(self, out: Outgoing) -> None:
+        """The accelerators' part is over."""
+        out.busy = False
+        if self._wanted(out) and out.position >= out.stream_bytes:
+            self._host.trailer(out)
+
+    # ---- pairs
+
+    def _run_lane(self) -> None:
+        """Start what waits, in order: both sides post their transfers in the order of the START frames."""
+        lane = self._lane
+        if lane is None or not self._unprepared:
+            return
+        generation = lane.ready()
+        if generation is None:
+            lane.prepare(self._prepared)
+            return
+        while self._unprepared:
+            out = self._unprepared.popleft()
+            if self._wanted(out):
+                self._transfer(lane, generation, out)
+
+    def _prepared(self, error: AiorlinfError | None) -> None:
+        if error is None:
+            self._run_lane()
+            return
+        waiting, self._unprepared = self._unprepared, deque()
+        for out in waiting:
+            if self._wanted(out):
+                self._failed(out, "nccl", error.message)
+
+    def _transfer(self, lane: PayloadLane, generation: int, out: Outgoing) -> None:
+        assert out.departure is not None
+        ((device, (runtime, index, ready)),) = out.departure.devices.items()
+        maker = pair_maker(device.type)
+        assert maker is not None
+        runtime.wait(runtime.side_stream(index, maker.out), ready)
+        leaves = [byte_tensor(leaf.memory) for leaf in device_leaves(out) if leaf.memory is not None]
+        for leaf in leaves:
+            runtime.hold(leaf, runtime.side_stream(index, maker.out))
+        out.lane_generation = generation
+        out.carrier = "nccl"
+        self._host.around_bytes += sum(leaf.numel() for leaf in leaves)
+        self._host.begin_stream(out, None, Start(Via.NCCL, generation))
+        lane.send(generation, leaves, lambda error: self._transferred(out, generation, error))
+
+    def _transferred(self, out: Outgoing, generation: int, error: BaseException | None) -> None:
+        if out.lane_generation != generation:
+            return  # the peer has lost it meanwhile, and the message goes another way
+        if error is None:
+            self._carried(out)
+        elif self._wanted(out):
+            self._failed(out, "nccl", str(error).strip().partition("\n")[0])
+
+    # ---- the peer's word
+
+    def again(self, out: Outgoing) -> None:
+        """The peer could not receive it this way."""
+        self._copying.pop(out.message_id, None)
+        if out.lane_generation and self._lane is not None:
+            self._lane.drop_out(out.lane_generation, "the peer could not receive through it")
+        out.lane_generation = 0
+        out.busy = True
+        if out.state == State.SENT:
+            out.state = State.STARTED
+        if self._wanted(out):
+            self._failed(out, out.carrier, "the peer could not receive this way")
+
+    def close(self) -> None:
+        """The link has ended."""
+        waiting = [*self._unanswered, *self._unprepared, *[out for out, _ in self._copying.values()]]
+        self._unanswered.clear()
+        self._unprepared.clear()
+        self._copying.clear()
+        self._lane = None
+        for out in waiting:
+            out.busy = False
+            self._host.release(out)
