@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from scripts.benchmarks import choice, choice_plot, membership, plot, table
+from scripts.benchmarks import choice, choice_plot, collectives, membership, plot, table
 from scripts.benchmarks.compression import COMPRESSION
 from scripts.benchmarks.driver import run_rounds
 from scripts.benchmarks.host import HOST
@@ -34,7 +34,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     suites = parser.add_subparsers(dest="suite", title="suites", metavar="SUITE")
     for suite in SUITES.values():
         add_suite(suites.add_parser(suite.name, help=suite.summary, description=suite.summary), suite)
-    suites.add_parser("membership", help=membership.SUMMARY)  # has options of its own, see `main`
+    # These have options of their own, see `main`.
+    suites.add_parser("membership", help=membership.SUMMARY)
+    suites.add_parser("collectives", help=collectives.SUMMARY)
     asked = parser.parse_args(arguments)
     if asked.suite is None:
         parser.print_help()
@@ -88,6 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["membership"]:
         return membership.main(given[1:])
+    if given[:1] == ["collectives"]:
+        return collectives.main(given[1:])
     asked = parse(given)
     suite = SUITES[asked.suite]
     effort = suite.quick if asked.quick else suite.full
