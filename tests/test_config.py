@@ -278,10 +278,10 @@ def test_compression_makes_the_round_trip(keys: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("keys", "wrong", "said"),
     [
-        ({"enabled": True}, "codec", "this key is required when compression is enabled (allowed: lz4, zstd)"),
-        ({"min_bytes": 1}, "codec", "this key is required when compression is enabled (allowed: lz4, zstd)"),
-        ({"codec": "lz5"}, "codec", "'lz5' is not allowed; do you mean lz4? (allowed: lz4, zstd)"),
-        ({"codec": "gzip"}, "codec", "'gzip' is not allowed (allowed: lz4, zstd)"),
+        ({"enabled": True}, "codec", "this key is required when compression is enabled (allowed: lz4, zstd, auto)"),
+        ({"min_bytes": 1}, "codec", "this key is required when compression is enabled (allowed: lz4, zstd, auto)"),
+        ({"codec": "lz5"}, "codec", "'lz5' is not allowed; do you mean lz4? (allowed: lz4, zstd, auto)"),
+        ({"codec": "gzip"}, "codec", "'gzip' is not allowed (allowed: lz4, zstd, auto)"),
         ({"codec": 4}, "codec", "text or null is expected, not 4"),
         ({"enabled": 1, "codec": "lz4"}, "enabled", "true or false is expected, not 1"),
         (

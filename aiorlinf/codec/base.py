@@ -7,6 +7,7 @@ not frame, cut or checksum: `codec.header` does. A new one is one file in `codec
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from aiorlinf.codec.memory import Memory
@@ -74,6 +75,11 @@ class Codec(ABC, Generic[P]):
         Raises:
             ImportError: it is missing, or broken.
         """
+
+    @classmethod
+    def choices(cls) -> Sequence[tuple[str, P]]:
+        """What ``codec: auto`` may choose from: names for people, and parameters. The cheapest first."""
+        return [(cls.name, cls.Parameters())]
 
     @property
     def max_inflight(self) -> int | None:

@@ -99,6 +99,7 @@ class PayloadCompressor:
         ahead: bytes that may be compressed before they are taken. A leaf that has not got smaller within so many goes as it is.
 
     Attributes:
+        taken: bytes that were taken.
         dropped: nobody wants the rest.
         on_ready: called when there is more to take, or when it is dropped.
         on_room: called when there may be more to compress.
@@ -119,6 +120,7 @@ class PayloadCompressor:
         self._ahead = 0  # bytes of tried leaves that were begun and not taken
         self._ready: deque[_Part] = deque()
         self._lent: list[Piece] = []
+        self.taken = 0
         self._emit()
 
     # ---- compressing
@@ -232,6 +234,7 @@ class PayloadCompressor:
             progress += covered
             if part.tried:
                 self._ahead -= covered
+        self.taken += size
         return (views, size, progress) if size else None
 
     def sent(self) -> None:

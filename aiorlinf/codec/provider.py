@@ -12,7 +12,7 @@ from aiorlinf.codec.decompressing import Decompressor
 from aiorlinf.codec.header import MAX_CHUNK
 from aiorlinf.codec.memory import BufferSource, Memory
 from aiorlinf.codec.reasons import RawReason
-from aiorlinf.codec.registry import codecs_by_number, make_codec
+from aiorlinf.codec.registry import AUTO, codecs_by_number, make_codecs
 from aiorlinf.codec.stats import CompressionStats
 from aiorlinf.config import TensorCompressionConfig
 from aiorlinf.errors import WireError
@@ -28,8 +28,9 @@ _SMALLEST_CHUNK = 64 * 1024
 
 
 class CodecUse(NamedTuple):
-    """A codec with its parameters, and the contexts for sending with it."""
+    """A codec with its parameters, what to call it, and the contexts for sending with it."""
 
+    label: str
     codec: Codec[Any]
     contexts: ContextPool
 
@@ -54,28 +55,33 @@ class CompressionProvider:
         self._config = config
         self._excluded = frozenset(config.excluded_dtypes)
         self._buffers = buffers
-        self._codec: Codec[Any] | None = None
+        self._uses: list[CodecUse] = []
         self._contexts: dict[int, ContextPool] = {}
         self._closed = False
 
     # ---- what is used
 
     @property
-    def codec(self) -> Codec[Any]:
-        """The codec for sending.
-
-        Raises:
-            ConfigError: its library is missing.
-            ValueError: compression is off.
-        """
-        if self._codec is None:
-            self._codec = make_codec(self._config)
-        return self._codec
+    def chooses(self) -> bool:
+        """Each link chooses among several codecs."""
+        return self._config.codec == AUTO
 
     @property
-    def use(self) -> CodecUse:
-        """The codec for sending, with its contexts. Raises as `codec`."""
-        return CodecUse(self.codec, self.contexts(self.codec.number))
+    def uses(self) -> list[CodecUse]:
+        """The codec for sending; several of which one is chosen if `chooses`, the cheapest first.
+
+        Raises:
+            ConfigError: a library is missing.
+            ValueError: compression is off.
+        """
+        if not self._uses:
+            self._uses = [CodecUse(label, codec, self._pool(codec)) for label, codec in make_codecs(self._config)]
+        return self._uses
+
+    @property
+    def codec(self) -> Codec[Any]:
+        """The codec for sending, or the first of several. Raises as `uses`."""
+        return self.uses[0].codec
 
     def contexts(self, number: int) -> ContextPool:
         """The contexts of a codec by its number, for both directions.
@@ -85,20 +91,24 @@ class CompressionProvider:
         """
         pool = self._contexts.get(number)
         if pool is None:
-            codec = self._codec_of(number)
-            pool = self._contexts[number] = ContextPool(codec.context, codec.max_inflight)
-            if self._closed:
-                pool.close()
+            pool = self._contexts[number] = self._pool_of(number)
         return pool
 
-    def _codec_of(self, number: int) -> Codec[Any]:
-        if self.enabled and self.codec.number == number:
-            return self.codec
+    def _pool(self, codec: Codec[Any]) -> ContextPool:
+        pool = ContextPool(codec.context, codec.max_inflight)
+        if self._closed:
+            pool.close()
+        return pool
+
+    def _pool_of(self, number: int) -> ContextPool:
+        for use in self.uses if self.enabled else ():
+            if use.codec.number == number:
+                return use.contexts
         cls = codecs_by_number().get(number)
         if cls is None:
             raise WireError(f"a tensor compressed with codec number {number}, which is not known here")
         try:
-            return cls()
+            return self._pool(cls())
         except ImportError as error:
             raise WireError(f"a tensor compressed with {cls.name}, whose package {cls.package} cannot be imported here: {error}") from error
 
@@ -132,7 +142,11 @@ class CompressionProvider:
         return planned
 
     def _against(self, spec: LeafSpec) -> RawReason | None:
-        return self._unfit(spec) or (RawReason.TOO_LARGE if spec.nbytes > self.codec.max_input else None)
+        return self._unfit(spec) or (RawReason.TOO_LARGE if spec.nbytes > self._max_input else None)
+
+    @property
+    def _max_input(self) -> int:
+        return max(use.codec.max_input for use in self.uses)
 
     def _unfit(self, spec: LeafSpec) -> RawReason | None:
         if not spec.is_tensor:
@@ -156,7 +170,7 @@ class CompressionProvider:
         """
         if leaf.raw is None:
             raise ValueError(f"{leaf} is not in CPU memory")
-        use = self.use
+        use = self.uses[0]
         counters = self.stats if stats is None else stats
         return LeafCompressor(leaf.raw, use.codec, use.contexts, self._buffers, counters, chunk_bytes=self.chunk_bytes, whole=whole)
 
@@ -177,20 +191,21 @@ class CompressionProvider:
         return CompressionStats(self.stats)
 
     def describe(self) -> dict[str, Any]:
-        """For people and for ``stats()``: what is in use. Makes the codec."""
+        """For people and for ``stats()``: what is in use. Makes the codecs."""
         if not self.enabled:
             return {"enabled": False}
-        codec = self.codec
-        pool = self._contexts.get(codec.number)
-        return {
-            "enabled": True,
-            "codec": codec.name,
-            **codec.describe(),
-            "contexts": {} if pool is None else {"made": pool.made, "limit": pool.limit, "waits": pool.waits},
-        }
+        if self.chooses:
+            choices = {use.label: {**use.codec.describe(), "contexts": _contexts_of(use)} for use in self.uses}
+            return {"enabled": True, "codec": AUTO, "choices": choices}
+        (use,) = self.uses
+        return {"enabled": True, "codec": use.label, **use.codec.describe(), "contexts": _contexts_of(use)}
 
     def close(self) -> None:
         """Keep no contexts, and fail who waits for one with ClosedError."""
         self._closed = True
-        for pool in self._contexts.values():
+        for pool in (*self._contexts.values(), *(use.contexts for use in self._uses)):
             pool.close()
+
+
+def _contexts_of(use: CodecUse) -> dict[str, Any]:
+    return {"made": use.contexts.made, "limit": use.contexts.limit, "waits": use.contexts.waits}

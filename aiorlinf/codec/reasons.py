@@ -32,6 +32,8 @@ class RawReason(Enum):
     """No buffer was to be had within the pool's budget, and a sender does not wait."""
     FAILED = "failed"
     """The codec failed, such as for want of memory."""
+    SLOWER = "slower"
+    """``codec: auto`` found that it arrives sooner as it is; counted by the link."""
     SHARED_MEMORY = "shared_memory"
     """The peer is on this host and maps our memory; counted by the link."""
     PEER = "peer"

@@ -6,6 +6,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -14,11 +15,19 @@ from aiorlinf.codec.base import Codec
 from aiorlinf.config import TensorCompressionConfig
 from aiorlinf.errors import ConfigError
 
-__all__ = ["codec_parameters", "codecs_by_name", "codecs_by_number", "make_codec", "probe"]
+__all__ = ["AUTO", "AutoParameters", "codec_parameters", "codecs_by_name", "codecs_by_number", "make_codecs", "probe"]
+
+AUTO = "auto"
+"""As the codec's name: each link chooses for itself (`codec.choosing`)."""
 
 _PATH = "cluster.collective.tensor_compression"
 
 AnyCodec = type[Codec[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class AutoParameters:
+    """Keys of ``codec: auto``: none."""
 
 
 @functools.cache
@@ -49,7 +58,7 @@ def _by_number(classes: Iterable[AnyCodec]) -> dict[int, AnyCodec]:
 
 def codec_parameters() -> dict[str, type[Any]]:
     """The record of each codec's keys, by the codec's name. Asked by the configuration."""
-    return {name: codec.Parameters for name, codec in codecs_by_name().items()}
+    return {**{name: codec.Parameters for name, codec in codecs_by_name().items()}, AUTO: AutoParameters}
 
 
 def probe(config: TensorCompressionConfig) -> tuple[int, ...]:
@@ -62,15 +71,15 @@ def probe(config: TensorCompressionConfig) -> tuple[int, ...]:
     """
     if not config.enabled or config.codec is None:
         return ()
-    codec = codecs_by_name()[config.codec]
-    try:
-        codec.probe()
-    except ImportError as error:
-        raise ConfigError(
-            f"{_PATH}.codec",
-            f"codec {codec.name} needs the package {codec.package}, which this worker cannot import: {error}",
-            hint=f"pip install {codec.package}, or choose another codec",
-        ) from error
+    for codec in codecs_by_name().values() if config.codec == AUTO else (codecs_by_name()[config.codec],):
+        try:
+            codec.probe()
+        except ImportError as error:
+            raise ConfigError(
+                f"{_PATH}.codec",
+                f"codec {config.codec} needs the package {codec.package}, which this worker cannot import: {error}",
+                hint=f"pip install {codec.package}, or choose another codec",
+            ) from error
     return tuple(number for number, other in sorted(codecs_by_number().items()) if _is_there(other))
 
 
@@ -82,14 +91,16 @@ def _is_there(codec: AnyCodec) -> bool:
     return True
 
 
-def make_codec(config: TensorCompressionConfig) -> Codec[Any]:
-    """The codec in use, with its parameters.
+def make_codecs(config: TensorCompressionConfig) -> list[tuple[str, Codec[Any]]]:
+    """The codec in use, with its parameters, and what to call it; with ``codec: auto`` all that there is to choose from.
 
     Raises:
-        ConfigError: its library is missing.
+        ConfigError: a library is missing.
         ValueError: compression is off.
     """
     if not config.enabled or config.codec is None:
         raise ValueError("compression is off")
     probe(config)
-    return codecs_by_name()[config.codec](config.parameters)
+    if config.codec == AUTO:
+        return [(label, codec(parameters)) for codec in codecs_by_name().values() for label, parameters in codec.choices()]
+    return [(config.codec, codecs_by_name()[config.codec](config.parameters))]

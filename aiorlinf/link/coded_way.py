@@ -12,15 +12,16 @@ from aiorlinf.codec.compressing import LeafCompressor
 from aiorlinf.codec.contexts import ContextSource
 from aiorlinf.codec.header import pack_tried
 from aiorlinf.codec.payload import PayloadCompressor
+from aiorlinf.codec.reasons import RawReason
 from aiorlinf.link.outgoing import Outgoing
 from aiorlinf.wire.frames import Flag, Start, Via
 
 if TYPE_CHECKING:
     from aiorlinf.codec.encoder import Encoder
     from aiorlinf.codec.provider import CompressionProvider
-    from aiorlinf.codec.reasons import RawReason
     from aiorlinf.codec.stats import CompressionStats
     from aiorlinf.link.pump import Pump
+    from aiorlinf.link.selecting import Selector
 
 __all__ = ["CodedHost", "CodedWay"]
 
@@ -31,6 +32,7 @@ class CodedHost(Protocol):
     pump: Pump
 
     def announce(self, out: Outgoing, start: Start) -> None: ...
+    def begin_stream(self, out: Outgoing) -> None: ...
 
 
 class CodedWay:
@@ -38,18 +40,26 @@ class CodedWay:
 
     Args:
         stats: of the link.
+        selector: says which codec it is.
         against: why nothing is compressed for this peer, None if nothing speaks against it.
     """
 
     eager = False
 
     def __init__(
-        self, host: CodedHost, provider: CompressionProvider, encoder: Encoder, stats: CompressionStats, against: RawReason | None
+        self,
+        host: CodedHost,
+        provider: CompressionProvider,
+        encoder: Encoder,
+        stats: CompressionStats,
+        selector: Selector,
+        against: RawReason | None,
     ) -> None:
         self._host = host
         self._provider = provider
         self._encoder = encoder
         self._stats = stats
+        self._selector = selector
         self._against = against
 
     def passes(self, out: Outgoing) -> None:
@@ -69,7 +79,14 @@ class CodedWay:
         assert out.flat is not None
         assert out.tried
         provider, stats = self._provider, self._stats
-        use = provider.use
+        use = self._selector.select(out)
+        if use is None:
+            for leaf, tried in zip(out.flat.leaves, out.tried, strict=True):
+                if tried:
+                    stats.stayed_raw(RawReason.SLOWER, leaf.nbytes)
+            self._selector.begun(out, None)
+            self._host.begin_stream(out)
+            return
 
         def make(src: memoryview, contexts: ContextSource) -> LeafCompressor:
             return provider.leaf_compressor(src, use, contexts, stats)
@@ -82,6 +99,7 @@ class CodedWay:
         pump, message_id = self._host.pump, out.message_id
         payload.on_ready = lambda: pump.wake(message_id)
         out.source = payload
+        self._selector.begun(out, payload)
         self._host.announce(out, Start(Via.CODED, place=pack_tried(out.tried)))
         pump.begin_source(out, payload)
         self._encoder.add(payload, use.contexts)

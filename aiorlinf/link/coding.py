@@ -10,6 +10,7 @@ from aiorlinf.codec.provider import CompressionProvider
 from aiorlinf.codec.reasons import RawReason
 from aiorlinf.link.coded_way import CodedWay
 from aiorlinf.link.link_coding import LinkCoding
+from aiorlinf.link.selecting import Always, Quickest, Selector, Trials
 from aiorlinf.link.ways import SharedWay
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Coding:
         self.provider = CompressionProvider(config, pool)
         self.encoder = Encoder(home)
         self.decoder = Decoder(home, self.provider.contexts)
+        self._home = home
+        self._trials: Trials | None = None
 
     def would_try(self, flat: Flat) -> bool:
         """Whether a codec might be tried on some leaf of this object. Any thread."""
@@ -44,10 +47,16 @@ class Coding:
         """A link has come up, with all its other ways: from now on tensors are compressed, if they do not go through shared memory."""
         share = link.receiver.coding = LinkCoding(self.provider, self.decoder)
         known = hello.capabilities.get("codecs")
-        knows = isinstance(known, list) and self.provider.use.codec.number in known
+        uses = [use for use in self.provider.uses if isinstance(known, list) and use.codec.number in known]
         shared = [way for way in link.sender.ways if isinstance(way, SharedWay)]
-        against = RawReason.SHARED_MEMORY if shared else None if knows else RawReason.PEER
-        way = CodedWay(link.sender, self.provider, self.encoder, share.stats, against)
+        against = RawReason.SHARED_MEMORY if shared else None if uses else RawReason.PEER
+        selector: Selector = Always(self.provider.uses[0])
+        if self.provider.chooses and against is None:
+            if self._trials is None:
+                self._trials = Trials(self._home, self.provider.uses)
+            selector = quickest = Quickest(self._home, uses, self._trials)
+            share.choices = quickest.describe
+        way = CodedWay(link.sender, self.provider, self.encoder, share.stats, selector, against)
         if shared:
             shared[0].carries = way.passes  # and what does not fit there goes as it is, too: this host's sockets are quicker than any codec
         else:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiorlinf.link.coded_sink import CodedOwner, CodedSink
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from aiorlinf.codec.decoder import Decoder
     from aiorlinf.codec.provider import CompressionProvider
@@ -21,12 +21,19 @@ class LinkCoding:
 
     Attributes:
         stats: of this link.
+        choices: what ``codec: auto`` knows and chooses, None if the job says which codec it is.
     """
 
     def __init__(self, provider: CompressionProvider, decoder: Decoder) -> None:
         self.stats: CompressionStats = provider.link_stats()
+        self.choices: Callable[[], dict[str, Any]] | None = None
         self._provider = provider
         self._decoder = decoder
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``stats()``."""
+        stats = self.stats.as_dict()
+        return stats if self.choices is None else {**stats, "auto": self.choices()}
 
     def sink(self, owner: CodedOwner, message_id: int, leaves: Sequence[tuple[memoryview, bool]]) -> CodedSink:
         """Where the bytes of a coded payload go."""

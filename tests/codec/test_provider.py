@@ -217,9 +217,9 @@ def test_large_leaves_are_cut_into_chunks_of_the_size_asked_for() -> None:
 
 def test_nothing_is_made_before_it_is_needed() -> None:
     provider = provider_of("zstd", max_inflight=3)
-    assert provider._codec is None
+    assert provider._uses == []
     provider.plan(flatten([1, 2]))
-    assert provider._codec is None
+    assert provider._uses == []
     _, sent = carried(provider, dense(50_000))
     assert sent < 50_000
     assert provider.codec is provider.codec

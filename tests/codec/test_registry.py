@@ -13,7 +13,7 @@ import pytest
 from aiorlinf.codec import codecs, registry
 from aiorlinf.codec.codecs.lz4 import Lz4, Lz4Parameters
 from aiorlinf.codec.codecs.zstd import Zstd, ZstdParameters
-from aiorlinf.codec.registry import codec_parameters, codecs_by_name, codecs_by_number, make_codec, probe
+from aiorlinf.codec.registry import AutoParameters, codec_parameters, codecs_by_name, codecs_by_number, make_codecs, probe
 from aiorlinf.config import TensorCompressionConfig, load_config
 from aiorlinf.errors import ConfigError
 
@@ -56,7 +56,7 @@ CODEC = Deflate
 def test_all_of_them() -> None:
     assert dict(codecs_by_name()) == {"lz4": Lz4, "zstd": Zstd}
     assert dict(codecs_by_number()) == {1: Lz4, 2: Zstd}
-    assert codec_parameters() == {"lz4": Lz4Parameters, "zstd": ZstdParameters}
+    assert codec_parameters() == {"lz4": Lz4Parameters, "zstd": ZstdParameters, "auto": AutoParameters}
 
 
 def test_parameters_are_frozen_records_of_options() -> None:
@@ -115,13 +115,20 @@ def config_of(**keys: Any) -> TensorCompressionConfig:
 
 
 def test_the_codec_has_the_parameters_of_the_configuration() -> None:
-    lz4 = make_codec(config_of(codec="lz4", acceleration=9))
+    ((label, lz4),) = make_codecs(config_of(codec="lz4", acceleration=9))
+    assert label == "lz4"
     assert isinstance(lz4, Lz4)
     assert lz4.parameters.acceleration == 9
-    assert make_codec(config_of(codec="zstd", max_inflight=3)).max_inflight == 3
-    assert make_codec(TensorCompressionConfig(codec="zstd")).max_inflight == 4
+    assert [codec.max_inflight for _, codec in make_codecs(config_of(codec="zstd", max_inflight=3))] == [3]
+    assert [codec.max_inflight for _, codec in make_codecs(TensorCompressionConfig(codec="zstd"))] == [4]
     with pytest.raises(ValueError, match="compression is off"):
-        make_codec(config_of(enabled=False, codec="lz4"))
+        make_codecs(config_of(enabled=False, codec="lz4"))
+
+
+def test_auto_has_all_of_them_to_choose_from() -> None:
+    assert codec_parameters()["auto"] is AutoParameters
+    assert [label for label, _ in make_codecs(config_of(codec="auto"))] == ["lz4", "zstd 1", "zstd 3", "zstd 9"]
+    assert [codec.parameters.level for _, codec in make_codecs(config_of(codec="auto"))[1:]] == [1, 3, 9]
 
 
 @pytest.mark.parametrize(("name", "package", "module"), [("lz4", "lz4", "lz4.block"), ("zstd", "zstandard", "zstandard")])
@@ -129,7 +136,7 @@ def test_a_missing_library_is_named(name: str, package: str, module: str, monkey
     probe(config_of(codec=name))
     monkeypatch.setitem(sys.modules, module, None)
     config = config_of(codec=name)  # the driver, who validates, need not have it
-    for ask in (probe, make_codec):
+    for ask in (probe, make_codecs):
         with pytest.raises(ConfigError) as caught:
             ask(config)
         assert caught.value.path == "cluster.collective.tensor_compression.codec"

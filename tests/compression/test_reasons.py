@@ -235,13 +235,11 @@ async def answer(comm: Worker) -> Any:
     """In another process: send back what comes, and say what the link is like."""
     obj = await comm.recv("a:0", timeout=20)
     await comm.send(obj, "a:0", timeout=20)
-    await all_back_soon(comm, obj)
-    return comm.stats().links[0]
-
-
-async def all_back_soon(comm: Worker, obj: Any) -> None:
+    stats = comm.stats().links[0]
     obj.clear()
     await all_back(comm)
+    await comm.send("done", "a:0", tag=1, timeout=20)  # the other one has not left before that
+    return stats
 
 
 @pytest.mark.asyncio
@@ -251,6 +249,7 @@ async def test_between_processes(codec: str) -> None:
         obj = {"frames": dense(2_000_000), "mask": torch.ones(20_000, dtype=torch.bool)}
         await a.send(obj, "b:0", timeout=20)
         assert same(await a.recv("b:0", timeout=20), obj)
+        assert await a.recv("b:0", tag=1, timeout=20) == "done"
         link = await peer.result()
         assert link.compression["tensors"] == link.compression["received"] == 2
 
@@ -260,7 +259,9 @@ async def ask(comm: Worker) -> Any:
     obj = {"frames": dense(2_000_000), "mask": torch.ones(20_000, dtype=torch.bool)}
     await comm.send(obj, "b:0", timeout=20)
     assert same(await comm.recv("b:0", timeout=20), obj)
-    return comm.stats().links[0]
+    stats = comm.stats().links[0]
+    assert await comm.recv("b:0", tag=1, timeout=20) == "done"
+    return stats
 
 
 def test_between_hosts() -> None:

@@ -7,6 +7,7 @@ package's streaming readers are what works from memory to memory, without `bytes
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -96,6 +97,11 @@ class Zstd(Codec[ZstdParameters]):
     @classmethod
     def probe(cls) -> None:
         importlib.import_module("zstandard")
+
+    @classmethod
+    def choices(cls) -> Sequence[tuple[str, ZstdParameters]]:
+        # Those in between differ by less than what else happens on a machine.
+        return [(f"{cls.name} {level}", ZstdParameters(level=level)) for level in (1, 3, 9)]
 
     @property
     def max_inflight(self) -> int | None:

@@ -1,0 +1,76 @@
+"""How codecs do on samples of what is sent: pieces of it go through each of them, there and back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from aiorlinf.codec.base import Context
+
+__all__ = ["PIECE_BYTES", "Measured", "take_pieces", "try_codecs"]
+
+PIECE_BYTES = 64 * 1024
+_PIECES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a codec has done with the samples.
+
+    Attributes:
+        ratio: how many times smaller they got; 1.0 if they did not.
+        compress, decompress: bytes (before compressing) per second of one core.
+    """
+
+    ratio: float
+    compress: float
+    decompress: float
+
+
+def take_pieces(leaves: Sequence[memoryview]) -> list[bytes]:
+    """Copies of a few pieces from all over these leaves."""
+    total = sum(leaf.nbytes for leaf in leaves)
+    count = min(_PIECES, max(1, total // PIECE_BYTES))
+    gap = (total - PIECE_BYTES) // (count - 1) if count > 1 else 0
+    pieces = []
+    for place in range(count):
+        start = place * gap
+        for leaf in leaves:
+            if start < leaf.nbytes:
+                pieces.append(bytes(leaf[start : start + PIECE_BYTES]))
+                break
+            start -= leaf.nbytes
+    return pieces
+
+
+def try_codecs(contexts: Mapping[str, Context], pieces: Sequence[bytes]) -> dict[str, Measured]:
+    """Put these pieces through each codec. Any thread; one that fails is left out."""
+    found = {}
+    for label, context in contexts.items():
+        try:
+            found[label] = _try(context, pieces)
+        except Exception:  # such as no memory for its state: then it is nothing to choose
+            continue
+    return found
+
+
+def _try(context: Context, pieces: Sequence[bytes]) -> Measured:
+    before = after = 0
+    compress = decompress = 0.0
+    # The first piece is put through twice, for the first time has to make the codec's state.
+    for index, piece in enumerate((pieces[0], *pieces)):
+        size = len(piece)
+        packed, back = memoryview(bytearray(size)), memoryview(bytearray(size))
+        start = time.thread_time()
+        stored = context.compress_into(piece, packed[: size - 1]) if size > 1 else None
+        middle = time.thread_time()
+        if stored is not None:
+            context.decompress_into(packed[:stored], back)
+        end = time.thread_time()
+        if index:
+            before += size
+            after += size if stored is None else stored
+            compress += middle - start
+            decompress += end - middle
+    return Measured(before / max(after, 1), before / max(compress, 1e-9), before / max(decompress, 1e-9))
