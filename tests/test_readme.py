@@ -45,6 +45,13 @@ def test_two_workers(tmp_path: Path) -> None:
     assert sorted(printed) == sorted(found[2].splitlines())
 
 
+def test_to_many_at_once(tmp_path: Path) -> None:
+    _program("weights.py", tmp_path)
+    found = re.search(r"```console\n\$ aiorlinf (run [^\n]* weights\.py)\n(.*?)```", README, re.DOTALL)
+    assert found
+    assert _run(tmp_path, "-m", "aiorlinf", *found[1].split()) == found[2].splitlines()
+
+
 def test_one_worker_without_a_loop(tmp_path: Path) -> None:
     path = _program("alone.py", tmp_path)
     assert _run(tmp_path, path.name) == ["{'loss': 0.25}", "tensor([0., 1., 2., 3.]) tensor(6.)"]
