@@ -124,7 +124,9 @@ class TensorCompressionConfig:
     """Lossless compression of tensors in CPU memory."""
 
     enabled: bool = option(True, "false, or without this section: nothing is compressed")
-    codec: str | None = option(None, "what compresses: lz4 for fast networks, zstd for slow ones, auto to let each link find out; required when enabled")
+    codec: str | None = option(
+        None, "what compresses: lz4 for fast networks, zstd for slow ones, auto to let each link find out; required when enabled"
+    )
     min_bytes: int = option(16 * _KIB, "tensors of fewer bytes go as they are", minimum=0, maximum=_TIB)
     excluded_dtypes: tuple[str, ...] = option(("float32",), "tensors of these dtypes go as they are; [] to try all", choices=_DTYPES)
     parameters: Any = variant("codec", "aiorlinf.codec.registry:codec_parameters")  # noqa: RUF009 - variant makes a dataclass field
