@@ -46,6 +46,7 @@ from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.deadline import effective_deadline, expire
 from aiorlinf.work.home import LoopHome
 from aiorlinf.work.loop_thread import LoopThread
+from aiorlinf.work.notebook import heed_interrupts
 from aiorlinf.work.steps import AsyncFuncWork
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ def init(
         raise UsageError(f"loop={loop!r}", hint="loop is 'auto' or 'thread'")
     running = asyncio._get_running_loop()
     if running is not None and loop == "auto":
+        heed_interrupts(running)
         return Worker(settings, LoopHome(running, name=f"aiorlinf {settings.address}"), None, landing)
     thread = LoopThread(f"aiorlinf {settings.address}")
     worker = Worker(settings, thread.home, thread, landing)

@@ -89,8 +89,7 @@ def test_await_wait_interrupt_and_on(tmp_path: Path) -> None:
         print(await pending)
         await w
         """,
-        # An interrupted await cancels the receive, as everywhere in asyncio: it takes no message. (While its own loop has nothing to do,
-        # ipykernel does not notice an interrupt, so this is a worker with a loop of its own.)
+        # An interrupted await cancels the receive, as everywhere in asyncio: it takes no message.
         """
         print('waiting', flush=True)
         await b.recv('a:0')
@@ -103,7 +102,7 @@ def test_await_wait_interrupt_and_on(tmp_path: Path) -> None:
         """
         w = b.send(Batch(torch.zeros(3)), 'a:0')
         print(isinstance(await a.recv('b:0'), Batch))
-        w.wait(10)
+        await w  # not `wait`: what says that it is done comes from a worker on the loop that would be blocked
         """,
         """
         await a.close()
@@ -125,3 +124,16 @@ def test_await_wait_interrupt_and_on(tmp_path: Path) -> None:
         ["<Worker a:0 closed> <Worker b:0 closed>\n", []],
     ]
     assert outcomes[6][1][0] in ("KeyboardInterrupt", "CancelledError")
+
+
+def test_an_interrupt_wakes_a_loop_that_has_nothing_to_do(tmp_path: Path) -> None:
+    cells = [
+        "import aiorlinf, time\na = await aiorlinf.init('a:0')\nb = await aiorlinf.init('b:0')",
+        "began = time.monotonic(); print('waiting', flush=True)\nawait a.recv('b:0')",
+        # Other things wake the loop every five seconds and more.
+        "print(time.monotonic() - began < 4)\nw = a.send(1, 'b:0')\nprint(await b.recv('a:0'))\nawait w",
+        "await a.close()\nawait b.close()",
+    ]
+    outcomes = run_cells(tmp_path, cells)
+    assert outcomes[1] in (["waiting\n", ["KeyboardInterrupt"]], ["waiting\n", ["CancelledError"]])
+    assert outcomes[2:] == [["True\n1\n", []], ["", []]]
