@@ -35,6 +35,7 @@ __all__ = [
     "SharedMemoryConfig",
     "TensorBufferPoolConfig",
     "TensorCompressionConfig",
+    "TlsConfig",
     "TopologyConfig",
     "WorkerLabelsConfig",
     "address_ranges",
@@ -166,6 +167,27 @@ class CollectiveConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """Files in PEM format, by which both sides of every connection prove who they are. All three, or none: then nothing is encrypted."""
+
+    cert: str | None = option(None, "certificate of the process, followed by those between it and the authority")
+    key: str | None = option(None, "private key of that certificate")
+    ca: str | None = option(None, "certificate of the job's own authority, which has signed all the others")
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, complaint) for what a single key cannot tell."""
+        named = [name for name in ("cert", "key", "ca") if getattr(self, name)]
+        for name in ("cert", "key", "ca"):
+            if named and name not in named:
+                yield name, f"this key is required when {named[0]} is given"
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is any."""
+        return self.ca is not None
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkConfig:
     """Where workers listen, what they tell their peers, and how long they wait."""
 
@@ -182,6 +204,7 @@ class NetworkConfig:
         15.0, "seconds without a word of a worker's process after which it is taken for dead", minimum=0.5, maximum=86400
     )
     close_timeout_s: float = option(5.0, "seconds that close spends flushing", minimum=0, maximum=86400)
+    tls: TlsConfig = dataclasses.field(default_factory=TlsConfig)
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield (key, complaint) for what a single key cannot tell."""

@@ -41,6 +41,7 @@ from aiorlinf.manager.mirror import News
 from aiorlinf.manager.protocol import WorkerRecord
 from aiorlinf.manager.under_torchrun import host_manager, meet_manager
 from aiorlinf.rendezvous.hosts import host_identity, host_labels, interface_host, open_listener, process_identity
+from aiorlinf.rendezvous.tls import tls_of
 from aiorlinf.rendezvous.torchrun import Torchrun, torchrun_of
 from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.deadline import effective_deadline, expire
@@ -257,7 +258,8 @@ class Worker(JobCalls):
                 raise
             manager, token = self._embedded.address, self._embedded.token
         limits = None if settings.config is None else settings.config.cluster.network
-        life = self._manager = Lifeline(self.home, self.address, manager, token, limits)
+        tls = self._table.tls = tls_of(limits if self._embedded is None else self._embedded.config.cluster.network)
+        life = self._manager = Lifeline(self.home, self.address, manager, token, limits, tls)
         life.on_news = self._take_news
         life.on_dead = self._declared_dead
         host_id = host_identity()
@@ -292,6 +294,7 @@ class Worker(JobCalls):
                 backend=settings.backend or registration.config.cluster.collective.backend,
                 expected=None if registration.expected is None else frozenset(registration.expected),
                 record=record.to_dict(),
+                encrypted=tls is not None,
                 shared=memory.hello(),
                 codecs=codecs,
             )
@@ -430,6 +433,7 @@ class Worker(JobCalls):
             "AIORLINF_ADDRESS": WorkerAddress(address),
             "AIORLINF_MANAGER": self.manager_address,
             "AIORLINF_TOKEN": self.token.decode("utf-8", "surrogateescape"),
+            **({} if self._table.tls is None else self._table.tls.env()),
         }
 
     # ---- point-to-point

@@ -24,6 +24,7 @@ from aiorlinf.launch.spec import check_env, format_workers, worker_addresses
 from aiorlinf.launch.supervisor import Supervisor, WorkerCommand
 from aiorlinf.launch.target import Target, resolve_target
 from aiorlinf.manager.service import ManagerService
+from aiorlinf.rendezvous.tls import tls_of
 
 __all__ = ["DEFAULT_GRACE_S", "JobSpec", "check_seconds", "launch", "launch_async", "new_loop", "run_job"]
 
@@ -280,6 +281,8 @@ def _environment(spec: JobSpec, worker: str, manager: str, token: str) -> dict[s
     env |= spec.env
     env |= spec.target.env
     env |= {"AIORLINF_ADDRESS": worker, "AIORLINF_MANAGER": manager, "AIORLINF_TOKEN": token}
+    if (tls := tls_of(spec.config.cluster.network, env)) is not None:
+        env |= tls.env()
     env["AIORLINF_WORKERS"] = format_workers(spec.workers)
     return env
 

@@ -149,6 +149,8 @@ class Connection(asyncio.BufferedProtocol):
         assert self.transport is not None
         if self.transport.can_write_eof():
             self.transport.write_eof()
+        else:
+            self.transport.close()  # with TLS no direction ends alone; what is queued still leaves
 
     def abort(self) -> None:
         """End now; what is queued is lost, and the handler hears nothing more."""

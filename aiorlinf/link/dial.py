@@ -9,6 +9,7 @@ from typing import Any
 
 from aiorlinf.errors import LinkError, RendezvousError
 from aiorlinf.link.connection import Connection
+from aiorlinf.rendezvous.tls import SERVER_NAME, Tls
 from aiorlinf.wire.handshake import ClientHandshake, Done, Fail, HandshakeState, Hello, Instruction, Refusal, ServerHandshake, Write
 
 __all__ = ["Refused", "ServerSide", "dial", "dial_unix", "tune"]
@@ -56,7 +57,7 @@ async def dial_unix(loop: asyncio.AbstractEventLoop, name: str, handshake: Clien
 
 
 async def dial(
-    loop: asyncio.AbstractEventLoop, host: str, port: int, handshake: ClientHandshake, timeout: float
+    loop: asyncio.AbstractEventLoop, host: str, port: int, handshake: ClientHandshake, timeout: float, tls: Tls | None = None
 ) -> tuple[Connection, Hello]:
     """Connect and prove each other. The connection is not adopted yet; `handshake.leftover` is to be handed to `adopt`.
 
@@ -68,7 +69,12 @@ async def dial(
 
     Cancelling closes what was opened.
     """
-    return await _prove(loop, lambda factory: loop.create_connection(factory, host, port), handshake, timeout)
+    if tls is None:
+        return await _prove(loop, lambda factory: loop.create_connection(factory, host, port), handshake, timeout)
+    context = tls.client
+    return await _prove(
+        loop, lambda factory: loop.create_connection(factory, host, port, ssl=context, server_hostname=SERVER_NAME), handshake, timeout
+    )
 
 
 async def _prove(

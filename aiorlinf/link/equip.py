@@ -51,6 +51,8 @@ def equip(
     gloo_problem = gloo_available()
     if gloo_problem is None and me.config.cluster.network.port_range is not None:
         gloo_problem = "Gloo listens on ports of its own choice, and cluster.network.port_range is set"
+    if gloo_problem is None and me.encrypted:
+        gloo_problem = "Gloo's sockets cannot be encrypted, and the job uses TLS"
     shared_hello = hello.capabilities.get("shm")
     shared_hello = shared_hello if isinstance(shared_hello, dict) else {}
     shm_problem = memory.problem_with(shared_hello, same_host)

@@ -20,6 +20,7 @@ class Self:
         backend: wanted for large payloads: auto, stream, shm or gloo.
         record: where we are, as the manager tells it (`manager.protocol.WorkerRecord`): a peer finds us again without the manager.
         codecs: numbers of the codecs that may arrive here, if the job compresses.
+        encrypted: connections with other hosts use TLS.
         shared: what a peer needs for shared memory with us, or why there is none (`link.host_memory`).
         expected: all workers of the job, if it has a closed set.
     """
@@ -32,6 +33,7 @@ class Self:
     backend: str
     expected: frozenset[str] | None = None
     record: dict[str, Any] | None = None
+    encrypted: bool = False
     shared: dict[str, Any] = field(default_factory=dict)
     codecs: tuple[int, ...] = ()
 

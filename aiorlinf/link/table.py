@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import socket
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,6 +48,7 @@ from aiorlinf.manager.protocol import WorkerRecord
 from aiorlinf.manager.throttle import Throttle
 from aiorlinf.rendezvous.door import Door
 from aiorlinf.rendezvous.hosts import local_failure
+from aiorlinf.rendezvous.tls import Tls
 from aiorlinf.wire.handshake import ClientHandshake, Hello, Refusal, ServerHandshake
 
 if TYPE_CHECKING:
@@ -105,6 +107,7 @@ class LinkTable:
         self._unproven: dict[ServerSide, None] = {}
         self._doors: list[Door] = []
         self.memory: HostMemory | None = None
+        self.tls: Tls | None = None
         self._passes_on = False
         self._emulation: Emulation | None = None
         self.device: torch.device | None = None  # where tensors come to that were on accelerators, see `link.staging.Landing`
@@ -289,7 +292,7 @@ class LinkTable:
                     raise PeerLost(f"{old.identity} is gone, and nobody listens at {where}", local=self.address, remote=peer) from error
                 if local is not None:
                     raise LinkError(f"{peer} cannot be reached: {local}", local=self.address, remote=peer, address=where) from error
-                tried[where] = os.strerror(error.errno) if error.errno else str(error)
+                tried[where] = os.strerror(error.errno) if error.errno and not isinstance(error, ssl.SSLError) else str(error)
             left = end - time.monotonic()
             if left <= 0:
                 reasons = "; ".join(f"{address}: {reason}" for address, reason in tried.items())
@@ -351,7 +354,7 @@ class LinkTable:
             except OSError as error:  # another namespace after all, or too many at once: there is still TCP
                 log.info("%s connects to %s over TCP: %s", me.identity, record.identity, error)
         handshake = ClientHandshake(me.token, hello, remote=f"{record.host}:{record.port}")
-        return *await dial(self.home.loop, record.host, record.port, handshake, timeout), handshake
+        return *await dial(self.home.loop, record.host, record.port, handshake, timeout, self.tls), handshake
 
     # ---- accepting
 
@@ -389,6 +392,7 @@ class LinkTable:
                         lambda: self._accept(me),
                         time_limit_s=me.config.cluster.network.handshake_timeout_s,
                         limit=lambda: _MAX_UNPROVEN - len(self._unproven),
+                        tls=None if self.tls is None or listener is unix else self.tls.server,
                         turned_away=lambda why: self._warnings.warn(f"{self.address} refused a connection: %s", LinkError(why)),
                     )
                 )

@@ -18,6 +18,7 @@ from aiorlinf.manager.protocol import Registration, WorkerRecord
 from aiorlinf.manager.requests import MAX_LISTED, Kind, known_to_list, parse_request
 from aiorlinf.manager.session import EventCallback, LostCallback, ManagerSession
 from aiorlinf.rendezvous.hosts import host_identity, host_labels, process_identity
+from aiorlinf.rendezvous.tls import Tls
 from aiorlinf.wire.handshake import Hello
 
 __all__ = ["ManagerClient"]
@@ -42,6 +43,7 @@ class ManagerClient(ManagerSession):
         worker: str | None = None,
         on_event: EventCallback | None = None,
         on_lost: LostCallback | None = None,
+        tls: Tls | None = None,
     ) -> ManagerClient:
         """Connect and prove the token. What a busy or just starting manager answers (refused, reset) is tried again.
 
@@ -54,9 +56,10 @@ class ManagerClient(ManagerSession):
             worker: the address that will be registered, for the manager's messages.
             on_event: called on this loop with every ``{"event": "gone" | "joined", "address", "incarnation", ...}``.
             on_lost: called once, on this loop, when the connection breaks without having been closed here.
+            tls: what the manager is reached with; None: without TLS.
 
         Raises:
-            AuthenticationError: there is no token, or the two sides have different ones.
+            AuthenticationError: there is no token, or the two sides have different ones, or certificates that do not fit.
             WireError: it is not a manager, or one of another protocol version.
             RendezvousError: nobody answered in time; every address tried is named with its reason.
             LinkError: it is the manager of another job, or no manager at all.
@@ -75,7 +78,7 @@ class ManagerClient(ManagerSession):
             host_id=host_identity(),
             capabilities={"pid": os.getpid()},
         )
-        dialer = Dialer(address, token, hello, NetworkConfig() if network is None else network)
+        dialer = Dialer(address, token, hello, NetworkConfig() if network is None else network, tls)
         return await dialer.run(deadline, lambda connection, peer: cls(address, connection, peer, on_event=on_event, on_lost=on_lost))
 
     # --------------------------------------------------------------------------------------------------------- requests

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -138,6 +139,8 @@ class ManagerConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._reason is None:
             self.ended = error is None
+            if isinstance(error, ssl.SSLError):  # our certificate was not taken, which TLS 1.3 says after its handshake
+                self.retryable = False
             text = "the connection was closed by the other side" if error is None else f"the connection broke: {error}"
             self._end(LinkError(text, address=self.remote))
         self._stop_timer()

@@ -7,13 +7,15 @@ import logging
 import os
 import random
 import socket
+import ssl
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from aiorlinf.config import NetworkConfig
-from aiorlinf.errors import ClosedError, LinkError, RendezvousError
+from aiorlinf.errors import AuthenticationError, ClosedError, LinkError, RendezvousError
 from aiorlinf.manager.connection import ManagerConnection
 from aiorlinf.rendezvous.hosts import format_endpoint, is_ip, local_failure, parse_endpoint
+from aiorlinf.rendezvous.tls import SERVER_NAME, Tls
 from aiorlinf.wire.handshake import ClientHandshake, Hello
 
 __all__ = ["Budget", "Dialer", "Receiver"]
@@ -55,14 +57,16 @@ class Dialer:
         address: ``host:port``.
         token, hello: for the handshake.
         network: limits of one attempt.
+        tls: what the manager has to be reached with.
     """
 
-    def __init__(self, address: str, token: bytes, hello: Hello, network: NetworkConfig) -> None:
+    def __init__(self, address: str, token: bytes, hello: Hello, network: NetworkConfig, tls: Tls | None = None) -> None:
         self._address = address
         self._host, self._port = parse_endpoint(address)
         self._token = token
         self._hello = hello
         self._network = network
+        self._tls = tls
         self._remaining: Callable[[], float | None] = lambda: None
         self._reasons: dict[str, str] = {}  # why the last try of each address failed
 
@@ -96,8 +100,15 @@ class Dialer:
             local=self._hello.address,
             address=self._address,
             elapsed=loop.time() - begun,
-            hint="check that the manager runs and that AIORLINF_MANAGER names it",
+            hint=f"check that the manager runs and that AIORLINF_MANAGER names it{self._tls_hint()}",
         )
+
+    def _tls_hint(self) -> str:
+        if not any(reason.startswith("the connection") for reason in self._reasons.values()):
+            return ""
+        if self._tls is None:
+            return "; if it uses TLS, this worker needs certificates, too"
+        return "; and that its authority has signed this worker's certificate"
 
     def _tried(self) -> str:
         return "; ".join(f"{endpoint}: {reason}" for endpoint, reason in self._reasons.items()) or "no time was left to try"
@@ -121,6 +132,10 @@ class Dialer:
                 # An attempt that our own deadline cut short says less than the one before it.
                 if self._time_is_left(0) or endpoint not in self._reasons:
                     self._reasons[endpoint] = "no answer to the connection request in time (is it dropped by a firewall?)"
+            except ssl.SSLError as error:
+                raise AuthenticationError(
+                    f"TLS with the manager failed: {error.reason or error}", address=endpoint, hint=_TLS_HINT
+                ) from error
             except OSError as error:
                 self._reasons[endpoint] = _socket_failure(error)
             except _Transient as error:
@@ -164,7 +179,9 @@ class Dialer:
         )
         try:
             async with asyncio.timeout(self._bounded(self._network.connect_timeout_s)):
-                await loop.create_connection(lambda: connection, host, self._port)
+                context = None if self._tls is None else self._tls.client
+                name = None if context is None else SERVER_NAME
+                await loop.create_connection(lambda: connection, host, self._port, ssl=context, server_hostname=name)
             return await proven  # within the connection's own time limit
         except BaseException:  # whatever ended this attempt, its socket must not stay open
             connection.abort(ClosedError("the attempt was given up"))
@@ -175,6 +192,11 @@ class Dialer:
     def _bounded(self, limit: float) -> float:
         left = self._remaining()
         return limit if left is None else max(0.001, min(left, limit))
+
+
+_TLS_HINT = (
+    "manager and workers need certificates of one authority: cluster.network.tls, or AIORLINF_TLS_CERT, AIORLINF_TLS_KEY, AIORLINF_TLS_CA"
+)
 
 
 def _socket_failure(error: OSError) -> str:

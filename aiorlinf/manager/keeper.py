@@ -20,6 +20,7 @@ from aiorlinf.manager.protocol import BEATS_IN_LIMIT, Registration, WorkerRecord
 from aiorlinf.manager.requests import Kind
 from aiorlinf.manager.waiting import Named
 from aiorlinf.rendezvous.hosts import process_identity
+from aiorlinf.rendezvous.tls import Tls
 
 __all__ = ["Keeper", "Owner"]
 
@@ -54,6 +55,7 @@ class Keeper:
         worker: its address.
         manager: ``host:port``.
         limits: for the first connection; the job's own count after that.
+        tls: what the manager is reached with.
 
     Attributes:
         mirror: what is known of the job.
@@ -62,7 +64,9 @@ class Keeper:
         away_since: when the connection to the manager was lost, by this loop's clock; None while it is there.
     """
 
-    def __init__(self, owner: Owner, worker: WorkerAddress, manager: str, token: bytes | None, limits: NetworkConfig | None) -> None:
+    def __init__(
+        self, owner: Owner, worker: WorkerAddress, manager: str, token: bytes | None, limits: NetworkConfig | None, tls: Tls | None = None
+    ) -> None:
         self.mirror = Mirror()
         self.config = JobConfig()
         self.away_since: float | None = None
@@ -72,6 +76,7 @@ class Keeper:
         self._manager = manager
         self._token = token
         self._limits = limits
+        self._tls = tls
         self._client: ManagerClient | None = None
         self._details: dict[str, Any] = {}  # what we register with
         self._following = False
@@ -113,6 +118,7 @@ class Keeper:
             worker=self._worker,
             on_event=self._on_event,
             on_lost=lambda _: gone.set(),
+            tls=self._tls,
         )
         self._gone = gone
         return client

@@ -17,6 +17,7 @@ from aiorlinf.manager.life_thread import acquire_life_thread
 from aiorlinf.manager.names import Holding
 from aiorlinf.manager.protocol import Registration, WorkerRecord
 from aiorlinf.manager.requests import Kind
+from aiorlinf.rendezvous.tls import Tls
 
 if TYPE_CHECKING:
     from aiorlinf.manager.mirror import News
@@ -42,7 +43,9 @@ class Lifeline:
         local_host: our own address of the first connection to the manager.
     """
 
-    def __init__(self, home: LoopHome, worker: WorkerAddress, manager: str, token: bytes | None, limits: NetworkConfig | None) -> None:
+    def __init__(
+        self, home: LoopHome, worker: WorkerAddress, manager: str, token: bytes | None, limits: NetworkConfig | None, tls: Tls | None = None
+    ) -> None:
         self.address = manager
         self.on_news: Callable[[News], None] = lambda _: None
         self.on_dead: Callable[[DeclaredDead], None] = lambda _: None
@@ -52,7 +55,7 @@ class Lifeline:
         self._pid = os.getpid()
         self._released = False
         self._thread = acquire_life_thread()
-        self._keeper = Keeper(self, worker, manager, token, limits)
+        self._keeper = Keeper(self, worker, manager, token, limits, tls)
 
     def __repr__(self) -> str:
         state = "closed" if self._released else "away from" if self.away else "at"

@@ -52,6 +52,7 @@ from aiorlinf.rendezvous.hosts import (
     outward_host,
     process_identity,
 )
+from aiorlinf.rendezvous.tls import tls_of
 from aiorlinf.wire.handshake import Hello, ServerHandshake, encode_hello
 
 __all__ = ["RECOVERY_S", "ManagerService", "max_unproven"]
@@ -159,6 +160,7 @@ class ManagerService:
 
         Raises:
             RendezvousError: the address or port cannot be used; says why.
+            ConfigError: the files for TLS cannot be used.
             ClosedError: it was closed.
 
         Cancelling may leave it listening: close it.
@@ -168,6 +170,7 @@ class ManagerService:
         if self._door is not None:
             raise UsageError("this manager is running already")
         network = self.config.cluster.network
+        tls = tls_of(network)
         wanted = network.port_range if port == 0 else (port, port)
         listener = await open_listener(host, wanted)
         bound_host, bound_port = listener.getsockname()[:2]
@@ -181,6 +184,7 @@ class ManagerService:
             time_limit_s=network.handshake_timeout_s,
             limit=lambda: self.max_unproven - len(self._unproven),
             turned_away=self._turned_away,
+            tls=None if tls is None else tls.server,
         )
         self._ticker = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
 

@@ -9,9 +9,11 @@ socket and nothing else.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 
 from aiorlinf.wire.handshake import BEGINNING_BYTES, wrong_beginning
@@ -33,6 +35,7 @@ class Door:
         time_limit_s: seconds within which it has to.
         limit: how many there may be that have not; the oldest makes way for the next one.
         turned_away: called for each one that was closed here, with the reason.
+        tls: encrypt, and take only those with a certificate.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Door:
         time_limit_s: float,
         limit: Callable[[], int],
         turned_away: Callable[[str], None],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._loop = loop
         self._listener = listener
@@ -51,8 +55,10 @@ class Door:
         self._time_limit_s = time_limit_s
         self._limit = limit
         self._turned_away = turned_away
+        self._tls = tls
         self._quiet: dict[int, tuple[socket.socket, float]] = {}  # by descriptor, with the time when they came; oldest first
-        self._entering: set[asyncio.Task[None]] = set()
+        self._entering: dict[socket.socket, None] = {}  # those that have no protocol yet; oldest first
+        self._tasks: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
@@ -61,8 +67,8 @@ class Door:
 
     @property
     def quiet(self) -> int:
-        """How many are there that have not said a word."""
-        return len(self._quiet)
+        """How many are there that have not got through: they have not said a word, or are about to agree on a cipher."""
+        return len(self._quiet) + len(self._entering)
 
     def _open(self) -> None:
         self._pause = None
@@ -80,12 +86,21 @@ class Door:
                 self._wait_for_room(str(error))
                 return
             sock.setblocking(False)
-            while len(self._quiet) >= max(1, self._limit()):
-                self._turn_away(next(iter(self._quiet)), "too many connections have not proved themselves")
+            self._make_room()
             self._quiet[sock.fileno()] = (sock, self._loop.time())
             self._loop.add_reader(sock.fileno(), self._spoke, sock.fileno())
             if self._sweep is None:
                 self._sweep = self._loop.call_later(self._time_limit_s, self._look)
+
+    def _make_room(self) -> None:
+        limit = max(1, self._limit())
+        while self._quiet and self.quiet >= limit:
+            self._turn_away(next(iter(self._quiet)), "too many connections have not proved themselves")
+        if self.quiet >= limit:  # all of them are entering: the oldest finds its connection at its end
+            for sock in self._entering:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+                    break
 
     def _wait_for_room(self, why: str) -> None:
         if self._quiet:
@@ -114,7 +129,8 @@ class Door:
     def _spoke(self, number: int) -> None:
         sock, _ = self._quiet[number]
         try:
-            wrong = wrong_beginning(sock.recv(BEGINNING_BYTES, socket.MSG_PEEK))
+            start = sock.recv(BEGINNING_BYTES, socket.MSG_PEEK)
+            wrong = wrong_beginning(start) if self._tls is None else _no_tls(start)
         except OSError:  # it is gone already, which its protocol may see
             wrong = None
         if wrong is not None:
@@ -123,16 +139,21 @@ class Door:
         del self._quiet[number]
         self._loop.remove_reader(number)
         task = self._loop.create_task(self._let_in(sock), name="let a connection in")
-        self._entering.add(task)
-        task.add_done_callback(self._entering.discard)
+        self._entering[sock] = None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _let_in(self, sock: socket.socket) -> None:
         # Not to be cancelled: between the socket and its transport it is unclear whose descriptor it is.
+        limit = None if self._tls is None else self._time_limit_s
+        hall = _Hall(self._make_protocol, lambda: self._entering.pop(sock, None))
         try:
-            await self._loop.connect_accepted_socket(self._make_protocol, sock)
-        except OSError as error:  # it is gone already
+            await self._loop.connect_accepted_socket(lambda: hall, sock, ssl=self._tls, ssl_handshake_timeout=limit)
+        except (OSError, TimeoutError) as error:  # it is gone already, or it was not let in
             sock.close()
-            self._turned_away(str(error))
+            self._turned_away(f"TLS: {error}" if self._tls is not None else str(error))
+        finally:
+            self._entering.pop(sock, None)
 
     def close(self) -> None:
         """Accept no more, and close those that have not said a word. Connections that were let in are not touched."""
@@ -150,8 +171,34 @@ class Door:
             sock, _ = self._quiet.pop(number)
             self._loop.remove_reader(number)
             sock.close()
+        for sock in self._entering:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     async def wait_closed(self) -> None:
         """After `close`: until those that were being let in at that moment are in, to be cut by their owner."""
-        if self._entering:
-            await asyncio.wait(list(self._entering))
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+
+class _Hall(asyncio.Protocol):
+    """Makes the real protocol once there is a transport for it, which with TLS is when the other side has shown its certificate."""
+
+    def __init__(self, make_protocol: Callable[[], asyncio.BaseProtocol], entered: Callable[[], object]) -> None:
+        self._make_protocol = make_protocol
+        self._entered = entered
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._entered()
+        protocol = self._make_protocol()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+
+
+def _no_tls(start: bytes) -> str | None:
+    """Why this is no beginning of TLS."""
+    if start[:2] == b"\x16\x03"[: len(start)]:
+        return None
+    if wrong_beginning(start) is None:
+        return "it does not use TLS, which this side is configured to"
+    return f"it does not speak TLS, it begins with {start!r}"
