@@ -297,6 +297,7 @@ class Worker(JobCalls):
                 encrypted=tls is not None,
                 shared=memory.hello(),
                 codecs=codecs,
+                began=registration.began,
             )
             await self._table.serve(listener, None if unix is None else unix[1], me, life)
         except BaseException:
@@ -713,7 +714,7 @@ class Worker(JobCalls):
         return self._host
 
     def _expected(self) -> frozenset[str]:
-        expected = self._joined().expected
+        expected = self._joined().began
         if expected is None:
             raise UsageError(
                 "anybody may join this job, so it has no list of all workers",

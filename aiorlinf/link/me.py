@@ -23,6 +23,7 @@ class Self:
         encrypted: connections with other hosts use TLS.
         shared: what a peer needs for shared memory with us, or why there is none (`link.host_memory`).
         expected: all workers of the job, if it has a closed set.
+        began: those that it began with.
     """
 
     identity: Identity
@@ -36,6 +37,7 @@ class Self:
     encrypted: bool = False
     shared: dict[str, Any] = field(default_factory=dict)
     codecs: tuple[int, ...] = ()
+    began: frozenset[str] | None = None
 
     def hello(self, target: WorkerAddress | None, links: int = 0) -> Hello:
         """For a handshake with `target`, or with whoever comes. `links`: how many links with this life of the peer there were before."""

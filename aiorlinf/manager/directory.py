@@ -85,6 +85,7 @@ class Directory:
         self.config = config
         self._silence = silence
         self._expected = None if expected is None else {WorkerAddress(address) for address in expected}
+        self._began = self._expected and frozenset(self._expected)
         self._recovering = recovering
         self._postponed: list[tuple[SessionId, Register | AskJob | Publish]] = []  # until it has recovered
         self._sessions: dict[SessionId, _Session] = {}
@@ -483,6 +484,7 @@ class Directory:
             "config": self.config,
             "job": self.job,
             "expected": expected,
+            "began": expected and sorted(self._began or expected, key=lambda address: address.sort_key),
         }
 
     def _taken(self, member: Member, state: str) -> RendezvousError:

@@ -122,6 +122,7 @@ class Registration:
         config: the job's configuration.
         job: the job's id.
         expected: all workers of the job, if the job has a closed set; else None.
+        began: those of them that it began with: what came later, such as channel workers, is not among them.
     """
 
     identity: Identity
@@ -129,6 +130,7 @@ class Registration:
     config: JobConfig
     job: str
     expected: frozenset[WorkerAddress] | None
+    began: frozenset[WorkerAddress] | None = None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Registration:
@@ -143,6 +145,7 @@ class Registration:
             config=load_config(config),
             job=fields.text(data, "job", 128),
             expected=None if expected is None else frozenset(expected),
+            began=None if data.get("began") is None else frozenset(fields.addresses(data, "began")),
         )
 
 

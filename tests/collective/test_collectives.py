@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import random
@@ -17,6 +18,7 @@ import torch
 from aiorlinf import init
 from aiorlinf.collective import spread
 from aiorlinf.errors import UsageError
+from aiorlinf.manager.service import ManagerService
 from tests.cases.sameness import assert_same
 from tests.collective.company import Company, company
 
@@ -221,3 +223,21 @@ async def test_who_takes_part() -> None:
         assert await worker.broadcast("x", members=alone) == "x"
         assert await worker.gather("x", members=alone) == ["x"]
         assert await worker.all_to_all(["x"], members=alone) == ["x"]
+
+
+@pytest.mark.asyncio
+async def test_the_whole_job_is_whom_it_began_with() -> None:
+    service = ManagerService(config=None, token=b"token", expected=["w:0", "v:0", "w:10", "w:9"])
+    await service.start()
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            # A channel worker, say, comes second: those who join after it know of it.
+            order = ("w:9", "channel:0", "v:0", "w:0", "w:10")
+            joined = [await stack.enter_async_context(init(address, manager=service.address, token=b"token")) for address in order]
+            extra = joined.pop(1)
+            got = await asyncio.wait_for(asyncio.gather(*(worker.gather(str(worker.address), root="w:10") for worker in joined)), 20)
+            assert got == [None, None, None, ["v:0", "w:0", "w:9", "w:10"]], "in the order of the addresses"
+            with pytest.raises(UsageError, match="channel:0 is not among the members v:0, w:0, w:9, w:10"):
+                extra.gather(1)
+    finally:
+        await service.close()

@@ -73,6 +73,7 @@ def test_a_registration_is_answered_with_what_a_worker_needs() -> None:
                 "config": {"cluster": {}},
                 "job": "j",
                 "expected": ["a:0", "b:0"],
+                "began": ["a:0", "b:0"],
             },
         )
     ]
