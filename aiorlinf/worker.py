@@ -6,29 +6,29 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from aiorlinf.address import WorkerAddress
 from aiorlinf.backends.shm.arena import ArenaStats
 from aiorlinf.backends.shm.descriptors import abstract_listener, abstract_name
-from aiorlinf.channel import opening
 from aiorlinf.channel.host import ChannelHost
-from aiorlinf.channel.hub import ChannelHub, Role
-from aiorlinf.channel.settings import ChannelSettings, PolicySource, check_name
+from aiorlinf.channel.hub import ChannelHub
 from aiorlinf.channel.spawn import end_of_job
+from aiorlinf.channel.worker_calls import ChannelCalls
 from aiorlinf.codec.pool import BufferPoolStats
 from aiorlinf.codec.registry import probe
 from aiorlinf.collective.collective import Collective
 from aiorlinf.collective.exchange import Exchange
-from aiorlinf.collective.inbox import Inbox
 from aiorlinf.collective.job_calls import JobCalls
-from aiorlinf.config import JobConfig, load_config
+from aiorlinf.collective.pair_calls import PairCalls
+from aiorlinf.collective.peer_calls import PeerCalls
+from aiorlinf.config import JobConfig
 from aiorlinf.device.registry import parse_device
-from aiorlinf.errors import AiorlinfError, ClosedError, DeadlineExceeded, DeclaredDead, UsageError
+from aiorlinf.errors import AiorlinfError, ClosedError, DeclaredDead, UsageError
 from aiorlinf.link import diagnosis
 from aiorlinf.link.link import LinkStats
 from aiorlinf.link.me import Self
@@ -36,34 +36,25 @@ from aiorlinf.link.pending import PendingOperation
 from aiorlinf.link.table import LinkTable
 from aiorlinf.manager.embedded import EmbeddedManager, acquire_embedded, embedded_users
 from aiorlinf.manager.lifeline import Lifeline
-from aiorlinf.manager.membership import Membership, Peer, Question
+from aiorlinf.manager.membership import Membership
 from aiorlinf.manager.mirror import News
 from aiorlinf.manager.protocol import WorkerRecord
 from aiorlinf.manager.under_torchrun import host_manager, meet_manager
 from aiorlinf.rendezvous.hosts import host_identity, host_labels, interface_host, open_listener, process_identity
+from aiorlinf.rendezvous.settings import Backend, ConfigSource, JoinSettings
 from aiorlinf.rendezvous.tls import tls_of
-from aiorlinf.rendezvous.torchrun import Torchrun, torchrun_of
 from aiorlinf.work.base import AsyncWork
-from aiorlinf.work.deadline import effective_deadline, expire
 from aiorlinf.work.home import LoopHome
 from aiorlinf.work.loop_thread import LoopThread
 from aiorlinf.work.notebook import heed_interrupts
 from aiorlinf.work.steps import AsyncFuncWork
 
 if TYPE_CHECKING:
-    from aiorlinf.address import Identity, Incarnation
-    from aiorlinf.channel.channel import Channel
+    from aiorlinf.address import Incarnation
 
 __all__ = ["Worker", "WorkerStats", "init"]
 
 log = logging.getLogger("aiorlinf")
-
-_NEWS_SECONDS = 0.2
-"""After the end of a link: by then the manager has seen the end of a process, too."""
-
-R = TypeVar("R")
-ConfigSource = JobConfig | Mapping[str, Any] | str | os.PathLike[str] | None
-Backend = Literal["auto", "stream", "shm", "gloo", "nccl", "cuda_ipc"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +112,7 @@ def init(
         AuthenticationError, RendezvousError: by the worker's start: at the call when it runs in a thread and no loop is running here, else
             from `await` or `async with`, and from every operation.
     """
-    settings = _Settings.gather(address, manager, token, backend, config, labels)
+    settings = JoinSettings.gather(address, manager, token, backend, config, labels)
     landing = None if device is None else parse_device(device)
     if loop not in ("auto", "thread"):
         raise UsageError(f"loop={loop!r}", hint="loop is 'auto' or 'thread'")
@@ -140,54 +131,6 @@ def init(
     return worker
 
 
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    """The arguments of `init`, completed from the environment."""
-
-    address: WorkerAddress
-    manager: str | None
-    token: bytes | None
-    backend: str | None
-    config: JobConfig | None
-    labels: dict[str, str]
-    by_rank: bool
-    torchrun: Torchrun | None
-
-    @classmethod
-    def gather(
-        cls,
-        address: str | None,
-        manager: str | None,
-        token: str | bytes | None,
-        backend: str | None,
-        config: ConfigSource,
-        labels: Mapping[str, str] | None,
-    ) -> _Settings:
-        environ = os.environ
-        if address is None:
-            address = environ.get("AIORLINF_ADDRESS")
-        by_rank = address is None and environ.get("RANK") is not None
-        if by_rank:
-            address = f"worker:{environ['RANK']}"
-        if address is None:
-            raise UsageError("no address", hint="pass one, such as aiorlinf.init('rollout:0'), or set AIORLINF_ADDRESS")
-        if backend is not None and backend not in get_args(Backend):
-            raise UsageError(f"backend={backend!r}", hint=f"backend is one of {', '.join(get_args(Backend))}")
-        manager = manager or environ.get("AIORLINF_MANAGER") or None
-        torchrun = torchrun_of(environ) if manager is None else None
-        if by_rank and manager is None and torchrun is None and environ.get("WORLD_SIZE", "1") != "1":
-            raise UsageError(
-                "no manager, and the workers of other ranks could not join one in this process",
-                hint="run `aiorlinf manager`, and the workers with the AIORLINF_MANAGER and AIORLINF_TOKEN that it prints, or use torchrun",
-            )
-        if token is None:
-            token = environ.get("AIORLINF_TOKEN") or None
-        if isinstance(token, str):
-            token = token.encode("utf-8", "surrogateescape")  # the inverse of `Worker.env`
-        loaded = None if config is None else load_config(config)
-        return cls(WorkerAddress(address), manager, token, backend, loaded, dict(labels or {}), by_rank, torchrun)
-
-
 class _Closing(AsyncWork[None]):
     """All who close share one: to cancel it stops their waiting only."""
 
@@ -197,7 +140,7 @@ class _Closing(AsyncWork[None]):
         return False
 
 
-class Worker(JobCalls):
+class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls):
     """One member of a job. Made by `init`.
 
     Use it as ``async with aiorlinf.init(...) as comm``, as ``comm = await aiorlinf.init(...)`` with ``await comm.close()`` at the
@@ -209,7 +152,7 @@ class Worker(JobCalls):
         home: the loop that everything runs on.
     """
 
-    def __init__(self, settings: _Settings, home: LoopHome, thread: LoopThread | None, device: torch.device | None = None) -> None:
+    def __init__(self, settings: JoinSettings, home: LoopHome, thread: LoopThread | None, device: torch.device | None = None) -> None:
         self.address: WorkerAddress = settings.address
         self.home: LoopHome = home
         self._settings = settings
@@ -436,267 +379,6 @@ class Worker(JobCalls):
             "AIORLINF_TOKEN": self.token.decode("utf-8", "surrogateescape"),
             **({} if self._table.tls is None else self._table.tls.env()),
         }
-
-    # ---- point-to-point
-
-    @overload
-    def send(
-        self, obj: Any, dst: str, *, tag: int = 0, timeout: float | None = None, async_op: Literal[True] = True
-    ) -> AsyncWork[None]: ...
-    @overload
-    def send(self, obj: Any, dst: str, *, tag: int = 0, timeout: float | None = None, async_op: Literal[False]) -> None: ...
-    def send(self, obj: Any, dst: str, *, tag: int = 0, timeout: float | None = None, async_op: bool = True) -> AsyncWork[None] | None:
-        """As `CollectiveGroup.send` in the unnamed group of us and `dst`; `dst` may be our own address."""
-        if not async_op:
-            self._exchange.check_may_block()
-        work = self._exchange.send(WorkerAddress(dst), 0, obj, tag, timeout)
-        return work if async_op else work.wait()
-
-    @overload
-    def recv(
-        self,
-        src: str,
-        *,
-        tag: int = 0,
-        timeout: float | None = None,
-        device: str | int | torch.device | None = None,
-        async_op: Literal[True] = True,
-    ) -> AsyncWork[Any]: ...
-    @overload
-    def recv(
-        self,
-        src: str,
-        *,
-        tag: int = 0,
-        timeout: float | None = None,
-        device: str | int | torch.device | None = None,
-        async_op: Literal[False],
-    ) -> Any: ...
-    def recv(
-        self,
-        src: str,
-        *,
-        tag: int = 0,
-        timeout: float | None = None,
-        device: str | int | torch.device | None = None,
-        async_op: bool = True,
-    ) -> Any:
-        """As `CollectiveGroup.recv` in the unnamed group of us and `src`; `src` may be our own address."""
-        if not async_op:
-            self._exchange.check_may_block()
-        if device is None:
-            work = self._exchange.recv(WorkerAddress(src), 0, tag, timeout)
-        else:
-            work = self._exchange.recv_to(WorkerAddress(src), 0, tag, timeout, device)
-        return work if async_op else work.wait()
-
-    @overload
-    def send_tensor(
-        self, tensor: torch.Tensor, dst: str, *, tag: int = 0, timeout: float | None = None, async_op: Literal[True] = True
-    ) -> AsyncWork[None]: ...
-    @overload
-    def send_tensor(
-        self, tensor: torch.Tensor, dst: str, *, tag: int = 0, timeout: float | None = None, async_op: Literal[False]
-    ) -> None: ...
-    def send_tensor(
-        self, tensor: torch.Tensor, dst: str, *, tag: int = 0, timeout: float | None = None, async_op: bool = True
-    ) -> AsyncWork[None] | None:
-        """As `CollectiveGroup.send_tensor` in the unnamed group of us and `dst`."""
-        if not async_op:
-            self._exchange.check_may_block()
-        work = self._exchange.send_tensor(WorkerAddress(dst), 0, tensor, tag, timeout)
-        return work if async_op else work.wait()
-
-    @overload
-    def recv_tensor(
-        self, out: torch.Tensor, src: str, *, tag: int = 0, timeout: float | None = None, async_op: Literal[True] = True
-    ) -> AsyncWork[torch.Tensor]: ...
-    @overload
-    def recv_tensor(
-        self, out: torch.Tensor, src: str, *, tag: int = 0, timeout: float | None = None, async_op: Literal[False]
-    ) -> torch.Tensor: ...
-    def recv_tensor(
-        self, out: torch.Tensor, src: str, *, tag: int = 0, timeout: float | None = None, async_op: bool = True
-    ) -> AsyncWork[torch.Tensor] | torch.Tensor:
-        """As `CollectiveGroup.recv_tensor` in the unnamed group of us and `src`."""
-        if not async_op:
-            self._exchange.check_may_block()
-        work = self._exchange.recv_tensor(WorkerAddress(src), 0, out, tag, timeout)
-        return work if async_op else work.wait()
-
-    def inbox(self, tag: int = 0) -> Inbox:
-        """Messages from anyone: ``async for sender, obj in comm.inbox()``. See `Inbox`."""
-        self._exchange.check(tag)
-        return Inbox(self._exchange, tag)
-
-    # ---- the others
-
-    def peers(self, timeout: float | None = None) -> AsyncWork[tuple[Peer, ...]]:
-        """The other workers that are there, in order of address. While the manager is away: those that we know and may still be there.
-
-        Raises:
-            DeadlineExceeded: the manager did not answer within `timeout` seconds.
-
-        Cancelling is harmless.
-        """
-        return self._ask("peers", self._list_peers, (), timeout, lambda: "the manager did not say who is there")
-
-    def wait_for(self, address: str, timeout: float | None = None) -> AsyncWork[Peer]:
-        """Wait until a worker is there, as long as it takes. If we have seen one of this address leave or die, it is the next one.
-
-        Args:
-            timeout: seconds, or None for no limit.
-
-        Raises:
-            DeadlineExceeded: it has not come within `timeout` seconds.
-            RendezvousError: the job has a closed set of workers, and this is none of them.
-
-        Cancelling is harmless.
-        """
-        peer = WorkerAddress(address)
-        return self._ask("wait_for", self._wait_for, (peer,), timeout, lambda: f"{peer} has not come")
-
-    def membership(self) -> Membership:
-        """News of all the others: ``async for event in comm.membership()``. See `Membership`."""
-        self._exchange.check(0)
-        return Membership(self.home, self.address, lambda: self._exchange.check(0), self._follow, self._streams.discard)
-
-    def _ask(
-        self,
-        operation: str,
-        ask: Callable[..., Coroutine[Any, Any, R]],
-        args: tuple[Any, ...],
-        timeout: float | None,
-        late: Callable[[], str],
-    ) -> AsyncWork[R]:
-        self._exchange.check(0)
-        work: Question[R] = Question(self.home, operation)
-
-        def too_late(elapsed: float) -> DeadlineExceeded:
-            text = f"{late()} within {elapsed:.3g} s"
-            return DeadlineExceeded(text, operation=operation, step=operation, local=self.address, elapsed=elapsed)
-
-        expire(work, effective_deadline(timeout), too_late)
-        self.home.call(work.begin, ask, *args)
-        return work
-
-    async def _list_peers(self) -> tuple[Peer, ...]:
-        _, life = await asyncio.shield(self._ready)
-        return tuple(Peer.of(record) for record in await life.workers() if record.address != self.address)
-
-    async def _wait_for(self, address: WorkerAddress) -> Peer:
-        _, life = await asyncio.shield(self._ready)
-        past, above = self._table.past(address)
-        record = await life.lookup(address, None, above)
-        if record.identity == past:
-            # Its connection to us has ended. If that was its death, the manager hears of it in a moment.
-            await asyncio.sleep(_NEWS_SECONDS)
-            record = await life.lookup(address, None, above)
-        return Peer.of(record)
-
-    async def _follow(self, stream: Membership) -> list[Identity]:
-        _, life = await asyncio.shield(self._ready)
-        self._streams.add(stream)
-        return await life.follow()
-
-    # ---- channels
-
-    def create_channel(
-        self,
-        name: str,
-        *,
-        maxsize: int = 0,
-        max_bytes: int | None = None,
-        policy: PolicySource = None,
-        producers: int = 1,
-        worker: str | None = None,
-        shared_max_bytes: int | None = None,
-        producer: bool | str = False,
-        consumer: bool | str = False,
-        share: float = 1.0,
-        labels: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-    ) -> AsyncWork[Channel]:
-        """Make a named queue, held by a worker in a process of its own, and connect to it.
-
-        If there is one of this name and these settings already, it is only connected to. The process is started on this host, and ends with
-        the job.
-
-        Args:
-            name: unique in the job.
-            maxsize: bound on items, 0 for none. Items that were handed out do not count.
-            max_bytes: bound on payload bytes, of items in the queue and of those handed out and not yet taken; None for none. An item
-                that is larger by itself waits until it is alone.
-            policy: which consumer gets an item: ``weighted_round_robin``, ``shortest_queue``, ``performance_aware``, ``memory_aware``, an
-                import path ``module:name``, or a `LoadBalancePolicy` that can be pickled. None: whoever asks next gets the oldest item.
-            producers: so many must have come before the stream can end.
-            worker: name of the channel worker, by default the channel's; channels of one worker share a process.
-            shared_max_bytes: bound on the payload bytes of all channels of that worker, None for none; the same for all of them.
-            producer, consumer: what this handle is from now on, not only from its first put or get; a text is its name (by default our
-                address).
-            share, labels: what a policy shall know of it as a consumer.
-            timeout: seconds, by default cluster.network.rendezvous_timeout_s.
-
-        Raises:
-            UsageError: at the call, for an argument; by the work, if there is a channel of this name with other settings, which are shown.
-            ChannelError: the process could not be started.
-            RendezvousError: it did not join in time.
-
-        Cancelling leaves open whether the channel is made.
-        """
-        settings = ChannelSettings.make(
-            name,
-            maxsize=maxsize,
-            max_bytes=max_bytes,
-            policy=policy,
-            producers=producers,
-            worker=worker,
-            shared_max_bytes=shared_max_bytes,
-        )
-        role = Role.make(producer, consumer, share, labels)
-
-        async def create() -> Channel:
-            me, life = await asyncio.shield(self._ready)
-            limit = me.config.cluster.network.rendezvous_timeout_s if timeout is None else timeout
-            return await opening.create(self._channels, self._table, life, settings, role, self.env, limit)
-
-        return self._begin_work(create)
-
-    def connect_channel(
-        self,
-        name: str,
-        *,
-        producer: bool | str = False,
-        consumer: bool | str = False,
-        share: float = 1.0,
-        labels: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-    ) -> AsyncWork[Channel]:
-        """Connect to a channel that some worker makes with `create_channel`; waits until there is one.
-
-        Args: as of `create_channel`.
-
-        Raises:
-            UsageError: at the call, for an argument.
-            RendezvousError: nobody made it within `timeout` seconds.
-
-        Cancelling is harmless.
-        """
-        check_name(name)
-        role = Role.make(producer, consumer, share, labels)
-
-        async def connect() -> Channel:
-            me, life = await asyncio.shield(self._ready)
-            limit = me.config.cluster.network.rendezvous_timeout_s if timeout is None else timeout
-            return await opening.connect(self._channels, self._table, life, name, role, limit)
-
-        return self._begin_work(connect)
-
-    def _begin_work(self, fn: Callable[[], Coroutine[Any, Any, R]]) -> AsyncWork[R]:
-        self._exchange.check(0)
-        work: AsyncFuncWork[R] = AsyncFuncWork(self.home, fn, (), {})
-        self.home.call(work._start_alone)
-        return work
 
     def hold_channels(self, on_idle: Callable[[], None] = lambda: None) -> ChannelHost:
         """Be a channel worker: hold the channels that others make here. For programs of channel workers; home thread only.

@@ -17,9 +17,10 @@ from aiorlinf.backends.device_pairs import register_pairs, unregister_pairs
 from aiorlinf.errors import BackendUnavailable, RemoteError
 from aiorlinf.link.link import LinkStats
 from aiorlinf.link.staging import sweep
+from aiorlinf.rendezvous.settings import Backend
 from aiorlinf.testing.fake import FakeAccelerator
 from aiorlinf.testing.fake.pairs import FakeMaker
-from aiorlinf.worker import Backend, Worker
+from aiorlinf.worker import Worker
 
 __all__: list[str] = []
 

@@ -13,8 +13,9 @@ import torch
 
 from aiorlinf import init
 from aiorlinf.errors import Mismatch, UsageError
+from aiorlinf.rendezvous.settings import Backend
 from aiorlinf.testing.fake import FakeAccelerator
-from aiorlinf.worker import Backend, Worker
+from aiorlinf.worker import Worker
 
 __all__: list[str] = []
 
