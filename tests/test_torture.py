@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts.tortures.__main__ import main
+from scripts.tortures.channel import Bounds, ExactlyOnce, Leases
 from scripts.tortures.proc import Footprint
 from scripts.tortures.report import render_rounds, render_steady, steady_complaints
 from scripts.tortures.rounds import Outcome
@@ -51,6 +52,25 @@ def test_a_steady_stream_touches_no_fresh_memory() -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.endswith("\nFlat.\n")
     assert set(rows(ended.stdout)) >= {"sender", "receiver"}
+
+
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_a_channel_loses_nothing_and_gives_nothing_twice() -> None:
+    ended = torture("channel", "--items", "300", "--kills", "3", "--mib", "192", "--seed", "3")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = rows(ended.stdout)
+    assert found["wrong"] == ["nothing"]
+    assert found["exactly once, get"][0].startswith("300 items, ")
+    assert found["at least once, lease"][0].startswith("300 items, 3 consumers killed, ")
+    for backend in ("auto", "stream"):
+        assert "192 MiB through a bound of 64 MiB" in found[f"bounded memory, {backend}"][0]
+
+
+def test_what_a_channel_does_wrong_is_seen() -> None:
+    twice = ExactlyOnce(4, False, [[0, 2, 1], [2]], [1, 2], 0, 1.0)
+    assert twice.wrong() == ["1 items are missing [3], 1 came more than once [2]", "consumer 0 saw 1 items after newer ones"]
+    assert Leases(3, {0: 1, 2: 2}, 1, 1, 1.0).wrong() == ["1 items were lost: [1]"]
+    assert Bounds("auto", 10 << 20, 1 << 20, 5 << 20, 20 << 20, 1).wrong() == ["the channel worker grew by 15.0 MiB; 11.0 MiB are allowed"]
 
 
 @pytest.mark.parametrize("arguments", [[], ["shm", "--rounds", "0"], ["steady", "--mib", "x"], ["other"]])

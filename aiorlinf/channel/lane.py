@@ -107,16 +107,35 @@ class Lane:
             self.back.append(item)
         self.back.sort(key=lambda item: item.seq)
 
-    def suited(self, item: Item, patience: float, now: float) -> Get | None:
-        """Who of those that wait gets this one, which came back; None: nobody, for now."""
-        newest, seq = self.newest, item.seq
-        late = now - item.back >= patience
-        for get in self.line():
-            if late or get.nowait or newest.get(get.consumer, 0) < seq:
-                return get
-            if not any(before < seq for consumer, before in newest.items() if consumer is not get.consumer):
-                return get  # no other will come for it
-        return None
+    def for_one(self, get: Get, patience: float, now: float) -> list[Item]:
+        """Of what came back, what this one of the line may get: it has got nothing newer, or nobody will come who has not."""
+        newest = self.newest
+        consumer = get.consumer
+        own = newest.get(consumer, 0)
+        others = min((before for other, before in newest.items() if other is not consumer), default=self.back[-1].seq)
+        return [item for item in self.back if get.nowait or own < item.seq or others >= item.seq or now - item.back >= patience]
+
+    def batch_with(self, get: Get, back: list[Item], *, enough: bool) -> list[Item]:
+        """As `fitting`, of these that came back and, if it is this one's turn, of all others; empty: it waits."""
+        assert get.target is not None
+        items = sorted([*back, *self.items], key=lambda item: item.seq) if self.first() is get else back
+        total = 0.0
+        for count, item in enumerate(items):
+            if count and total + item.weight > get.target:
+                return items[:count]
+            total += item.weight
+            if total >= get.target:
+                return items[: count + 1]
+        return items if enough else []
+
+    def take_these(self, items: list[Item]) -> None:
+        """A batch that `batch_with` has found."""
+        back = {item for item in items if item in self.back}
+        for item in items:
+            if item in back:
+                self.take_back(item)
+            else:
+                self.take()
 
     def take_back(self, item: Item) -> Item:
         """One that came back."""

@@ -1,20 +1,20 @@
 """The moment in which a put becomes final: when whoever waits for it goes on.
 
 A task that is cancelled in the moment in which its put is done hears of the cancelling only, and may put the item again. So, as in
-`asyncio.Queue.put`, the item may not be there before the task runs on. A put that nobody waits for is final when there is room for it.
+`asyncio.Queue.put`, the item may not be there before the task runs on. A put that no task waits for is final when there is room for it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from aiorlinf.errors import AiorlinfError
 from aiorlinf.work.base import AsyncWork
-from aiorlinf.work.following import FollowingWork
+from aiorlinf.work.waiters import LoopWaiter, ThreadWaiter
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
     from aiorlinf.channel.calls import PutCall
@@ -118,11 +118,14 @@ class Confirming:
 
 
 def _somebody_waits(work: AsyncWork[None]) -> bool:
-    """A task or a thread, which can be cancelled before it goes on; a then-step runs at once."""
+    """A task or a thread goes on when the work is done, and can be cancelled before that.
+
+    Others (then-steps, `wait_all`) take the value at once, or only together with others, which may wait for what this put holds up.
+    """
     entries = work._entries
     if entries is None:
         return False
     for entry in entries if type(entries) is list else (entries,):
-        if not isinstance(entry, FollowingWork) and getattr(entry, "counts", True):
+        if isinstance(entry, (asyncio.Future, LoopWaiter, ThreadWaiter)):
             return True
     return False

@@ -28,7 +28,7 @@ __all__ = ["ChannelQueue"]
 
 _NEVER = float("inf")
 
-_PATIENCE_SECONDS = 0.1
+_PATIENCE_SECONDS = 1.0
 """So long an item that came back waits for a consumer that has got nothing newer; see `lane.Lane`."""
 
 
@@ -265,15 +265,16 @@ class ChannelQueue:
             self._deliver(lane, get, [lane.take()] if count == 1 else lane.take_many(count), now)
 
     def _serve_back(self, lane: Lane, now: float) -> None:
-        """Hand out what came back, each to one who has got nothing newer."""
-        for item in list(lane.back):
-            get = lane.suited(item, _PATIENCE_SECONDS, now)
-            if get is None:
-                continue
-            if get.target is None:
-                self._deliver(lane, get, [lane.take_back(item)], now)
-            else:
-                lane.offer_to_all(item)
+        """Hand out what came back, to those who have got nothing newer."""
+        for get in lane.line():
+            if not lane.back:
+                break
+            items = lane.for_one(get, _PATIENCE_SECONDS, now)
+            if items:
+                items = items[:1] if get.target is None else lane.batch_with(get, items, enough=self._pressed())
+            if items:
+                lane.take_these(items)
+                self._deliver(lane, get, items, now)
         if lane.back:
             self._backs.add(lane)
         else:

@@ -115,6 +115,7 @@ class Session:
         self._early: set[Put] = set()  # of those, the ones that are final already
         self._pieces: deque[_Piece] = deque()  # that wait for a slot
         self._returning: dict[tuple[str, bytes], int] = {}  # by channel and key, deliveries that are on their way back
+        self._coming_back: set[Delivery] = set()
         self._held_gets: dict[tuple[str, bytes], dict[int, Entry]] = {}  # and gets that came after them
         self._actions: dict[int, Callable[[Entry], None]] = {
             Op.PUT: self._put,
@@ -310,12 +311,35 @@ class Session:
 
     def _cancel(self, each: Entry) -> None:
         port = self._port(each)
-        get = port.gets.pop(each.number, None)
+        number = each.number
+        get = port.gets.pop(number, None)
         if get is not None:
             port.hosted.queue.cancel(get, time.monotonic())
+            return
+        for held in self._held_gets.values():
+            if held.pop(number, None) is not None:
+                return
+        delivery = self._given.get(number)
+        if delivery is None:
+            return
+        # The items were on their way when it was cancelled, so they are not taken. Those that we still have go back now, and what the
+        # worker says about them when they are there is ignored; large ones it has to send, and what it asks for meanwhile waits.
+        if delivery.get.lease:
+            del self._given[number]
+            if delivery.open:
+                _queue_of(delivery).returned(delivery, time.monotonic(), redelivery=True)
+        elif any(isinstance(item.payload, Parcel) for item in delivery.items):
+            self._expect_back(delivery)
         else:
-            for held in self._held_gets.values():
-                held.pop(each.number, None)
+            del self._given[number]
+            _queue_of(delivery).returned(delivery, time.monotonic())
+
+    def _expect_back(self, delivery: Delivery) -> None:
+        """Large items are on their way back."""
+        if delivery not in self._coming_back:
+            lane = _lane_of(delivery)
+            self._coming_back.add(delivery)
+            self._returning[lane] = self._returning.get(lane, 0) + 1
 
     def _taken(self, each: Entry) -> None:
         if each.extra > _MAX_TAKEN:
@@ -338,8 +362,7 @@ class Session:
             _queue_of(delivery).returned(delivery, time.monotonic())
             return
         missing = len(large)
-        lane = (delivery.get.owner.hosted.settings.name, encode_key(delivery.get.key))
-        self._returning[lane] = self._returning.get(lane, 0) + 1
+        self._expect_back(delivery)
 
         def arrived(item: Item, work: AsyncWork[Any]) -> None:
             nonlocal missing
@@ -349,15 +372,17 @@ class Session:
                 item.payload = work.result()
             missing -= 1
             if not missing and not self.ended:
-                self._came_back(delivery, lost, lane)
+                self._came_back(delivery, lost)
 
         lost: list[Item] = []
 
         for item, slot in zip(large, slots, strict=True):
             watch(self._exchange.recv_parcel(self.peer, RETURNS, slot), partial(arrived, item))
 
-    def _came_back(self, delivery: Delivery, lost: list[Item], lane: tuple[str, bytes]) -> None:
+    def _came_back(self, delivery: Delivery, lost: list[Item]) -> None:
         now = time.monotonic()
+        lane = _lane_of(delivery)
+        self._coming_back.discard(delivery)
         if lost:
             log.error("%d items that %s gave back to channel %r are lost", len(lost), self.peer, lane[0])
             _queue_of(delivery).dropped(delivery, now)
@@ -550,6 +575,11 @@ class Session:
 
 def _queue_of(delivery: Delivery) -> Any:
     return delivery.get.owner.hosted.queue
+
+
+def _lane_of(delivery: Delivery) -> tuple[str, bytes]:
+    """Channel and key."""
+    return delivery.get.owner.hosted.settings.name, encode_key(delivery.get.key)
 
 
 def _is_whole(delivery: Delivery) -> bool:

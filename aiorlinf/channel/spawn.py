@@ -25,7 +25,7 @@ _BOOTSTRAP = (
     f"import json, os, sys; sys.path[:] = json.loads(os.environ.pop({PATH_ENV!r})); "
     "from aiorlinf.launch.channel_worker import main; sys.exit(main())"
 )
-_END_SECONDS = 3.0
+_END_SECONDS = 8.0
 _LOOK_SECONDS = 0.01
 
 _lock = threading.Lock()

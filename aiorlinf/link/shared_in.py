@@ -202,7 +202,8 @@ class SharedIn:
             return
         self._lost.discard(number)
         self._segments[number] = segment
-        self._home.submit(segment.enter_pages)
+        if self._keeper is None or not self._keeper.wanted:  # who passes messages on does not look at them
+            self._home.submit(segment.enter_pages)
         self._try_again()
 
     def _open(self, number: int, size: int, fd: int) -> Segment:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from scripts.tortures.channel import Bounds, ExactlyOnce, Leases, render, run_bounds, run_exactly_once, run_leases
 from scripts.tortures.report import render_rounds, render_steady, steady_complaints
 from scripts.tortures.rounds import run_rounds
 from scripts.tortures.stage import Failed
@@ -25,6 +26,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     steady.add_argument("--settle", type=positive, default=50, metavar="N", help="messages before the first look")
     steady.add_argument("--mib", type=positive, default=16, metavar="N", help="size of a message")
     steady.add_argument("--keep", type=positive, default=8, metavar="N", help="messages that the receiver keeps")
+    channel = tortures.add_parser("channel", help="a channel: cancelled calls, killed consumers, a slow consumer")
+    channel.add_argument("--items", type=positive, default=5000, metavar="N", help="of each drill")
+    channel.add_argument("--kills", type=positive, default=20, metavar="N", help="consumers with leases")
+    channel.add_argument("--mib", type=positive, default=1024, metavar="N", help="to move through a bound of 64 MiB")
+    channel.add_argument("--seed", type=int, default=1, metavar="N")
     return parser.parse_args(arguments)
 
 
@@ -43,6 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcome = run_rounds(asked.rounds, asked.seed, say=asked.rounds > 25)
             print(render_rounds(outcome, asked.seed), end="")
             return 1 if outcome.wrong else 0
+        if asked.torture == "channel":
+            parts: list[ExactlyOnce | Leases | Bounds] = [
+                run_exactly_once(asked.items, batches=False, seed=asked.seed),
+                run_exactly_once(asked.items, batches=True, seed=asked.seed),
+                run_leases(asked.items, consumers=3, kills=asked.kills, seed=asked.seed),
+                run_bounds(asked.mib << 20),
+                run_bounds(asked.mib << 20, backend="stream"),
+            ]
+            print(render(parts, asked.seed), end="")
+            return 1 if any(part.wrong() for part in parts) else 0
         size = asked.mib << 20
         sides = run_steady(asked.messages, size, asked.keep, asked.settle)
         print(render_steady(sides, asked.messages, size, asked.keep, asked.settle), end="")

@@ -316,6 +316,17 @@ async def test_a_cancelled_put_puts_nothing(kind: str) -> None:
         assert await get.empty() == cancelled == (kind == "hosted")
 
 
+async def test_puts_that_are_waited_for_together(kind: str) -> None:
+    async with place(kind, maxsize=2) as here:
+        put, get = await here.handle(), await here.handle()
+        together = aiorlinf.wait_all([put.put(number) for number in range(10)])
+        stepwise = put.put(10).then(lambda _: put.put(11))
+        reading = aiorlinf.wait_all([get.get() for _ in range(12)])
+        await together
+        await stepwise
+        assert await reading == list(range(12))
+
+
 async def test_time_limits(kind: str) -> None:
     async with place(kind, maxsize=1) as here:
         channel = await here.handle()

@@ -1,0 +1,211 @@
+"""Channels between processes: the channel worker in its own, and what is left when one of them dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+
+from aiorlinf import Worker, init
+from aiorlinf.channel import spawn
+from aiorlinf.errors import ChannelClosed, PeerLost, ProducerLost, RendezvousError, UsageError
+from tests.peers import worker
+
+__all__ = ["Unpicklable"]
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(90)]
+
+LARGE = 1 << 18  # float32: 1 MiB
+
+
+class Unpicklable:
+    """Whoever rebuilds this notices."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _pid, ()
+
+
+def _pid() -> int:
+    return os.getpid()
+
+
+async def pid_of(comm: Worker, address: str) -> int:
+    return next(peer.pid for peer in await comm.peers() if peer.address == address)
+
+
+def running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii") as file:
+            return "(zombie)" not in file.read()
+    except FileNotFoundError:
+        return False
+
+
+async def echo(comm: Worker) -> None:
+    """Pass on what comes, from a channel that is made later to another."""
+    source = await comm.connect_channel("in")
+    target = await comm.connect_channel("out")
+    async for item in source:
+        await target.put(item)
+    await target.close()
+
+
+async def test_a_channel_of_the_job() -> None:
+    async with init("a:0") as comm, worker(comm, "b:0", echo) as peer:
+        source = await comm.create_channel("in", maxsize=8, worker="both")
+        target = await comm.create_channel("out", worker="both")
+        again = await comm.create_channel("in", maxsize=8, worker="both")
+        with pytest.raises(UsageError, match="maxsize=9, not 8"):
+            await comm.create_channel("in", maxsize=9, worker="both")
+        with pytest.raises(RendezvousError):
+            await comm.connect_channel("nobody", timeout=0.1)
+        tensor = torch.arange(float(LARGE))
+        puts = [source.put(item) for item in (1, tensor, {"x": tensor[:7].clone()}, Unpicklable())]
+        got = [await target.get() for _ in range(4)]
+        assert got[0] == 1
+        assert torch.equal(got[1], tensor)
+        assert torch.equal(got[2]["x"], tensor[:7])
+        assert got[3] == peer.pid  # rebuilt by the one that got it, as a number; the channel worker never looked
+        for work in puts:
+            await work
+        await source.close()
+        await again.close()
+        with pytest.raises(ChannelClosed):
+            await target.get()
+        assert len({peer.address for peer in await comm.peers()} & {"channel.both:0", "channel.in:0"}) == 1
+        await peer.result()
+
+
+async def produce(comm: Worker, count: int) -> None:
+    channel = await comm.connect_channel("c")
+    for number in range(count):
+        await channel.put([number, torch.zeros(LARGE if number % 3 == 0 else 4)])
+    await asyncio.Event().wait()
+
+
+async def lease(comm: Worker) -> None:
+    channel = await comm.connect_channel("c")
+    async with channel.lease():
+        await comm.send("held", "a:0")
+        await asyncio.Event().wait()
+
+
+async def get_one(comm: Worker) -> Any:
+    channel = await comm.connect_channel("c", consumer="other")
+    item = await channel.get()
+    await comm.send("got", "a:0")
+    await asyncio.Event().wait()
+    return item
+
+
+async def test_who_is_killed() -> None:
+    async with init("a:0") as comm:
+        channel = await comm.create_channel("c")
+        async with worker(comm, "p:0", produce, 5) as producer:
+            items = [await channel.get() for _ in range(2)]
+            async with worker(comm, "l:0", lease) as holder, worker(comm, "g:0", get_one) as getter:
+                assert await comm.recv("l:0") == "held"
+                assert await comm.recv("g:0") == "got"
+                rest = asyncio.ensure_future(asyncio.gather(channel.get(), channel.get()))
+                holder.kill()
+                items += await rest  # one of them was on lease
+                getter.kill()
+            numbers = sorted(item[0] for item in items)
+            assert len(set(numbers)) == 4
+            work = channel.get()
+            producer.kill()
+            with pytest.raises(ProducerLost, match="p:0"):
+                await work
+        await channel.put("mine")
+        assert await channel.get() == "mine"
+        stats = await channel.stats()
+        assert {each.name: each.state for each in stats.producers} == {"p:0": "lost", "a:0": "open"}
+        assert stats.redeliveries == 1
+
+
+async def test_a_killed_channel_worker() -> None:
+    async with init("a:0") as comm:
+        channel = await comm.create_channel("c", maxsize=1)
+        await channel.put(1)
+        works = [channel.put(2), channel.get(key="x"), channel.put(torch.zeros(LARGE)), channel.get_batch(5, key="y")]
+        await channel.stats()
+        os.kill(await pid_of(comm, "channel.c:0"), signal.SIGKILL)
+        for work in works:
+            with pytest.raises(PeerLost) as caught:
+                await work
+            assert caught.value.remote == "channel.c:0"
+        with pytest.raises(PeerLost):
+            channel.put(3)
+        await channel.close()
+        while True:  # until the manager knows
+            try:
+                channel = await comm.create_channel("c", maxsize=1)
+                await channel.put(4)
+                break
+            except PeerLost:
+                await asyncio.sleep(0.05)
+        assert await channel.get() == 4
+
+
+async def make(comm: Worker) -> None:
+    channel = await comm.create_channel("c")
+    await channel.put("from the dead")
+    await comm.send("made", "a:0")
+    await asyncio.Event().wait()
+
+
+async def test_a_channel_outlives_its_maker() -> None:
+    async with init("a:0") as comm:
+        async with worker(comm, "m:0", make) as maker:
+            assert await comm.recv("m:0") == "made"
+            pid = await pid_of(comm, "channel.c:0")
+            maker.kill()
+        channel = await comm.connect_channel("c")
+        assert await channel.get() == "from the dead"
+        with pytest.raises(ProducerLost, match="m:0"):
+            await channel.get()
+        os.kill(pid, signal.SIGTERM)  # it is no child of ours, and ends when nobody is connected
+    while running(pid):
+        await asyncio.sleep(0.05)
+
+
+async def test_a_channel_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spawn, "_BOOTSTRAP", "import sys; sys.exit(3)")
+    async with init("a:0") as comm:
+        with pytest.raises(Exception, match="ended with exit code 3"):
+            await comm.create_channel("c")
+
+
+async def test_at_once_from_several() -> None:
+    async with init("a:0") as one, init("b:0") as two:
+        made = await asyncio.gather(one.create_channel("c"), two.create_channel("c"))
+        await made[0].put(1)
+        assert await made[1].get() == 1
+
+
+async def test_bounded_memory() -> None:
+    """The channel worker of a full channel holds what it is allowed to, and no more."""
+    item, bound = 4 << 20, 16 << 20
+    config = {"cluster": {"collective": {"backend": "stream"}}}
+
+    def resident(pid: int) -> int:
+        with open(f"/proc/{pid}/status", encoding="ascii") as file:
+            return int(next(line for line in file if line.startswith("VmRSS")).split()[1]) * 1024
+
+    async with init("a:0", config=config) as comm, init("b:0", config=config) as other:
+        channel = await comm.create_channel("c", max_bytes=bound)
+        slow = await other.connect_channel("c")
+        await slow.stats()
+        pid = await pid_of(comm, "channel.c:0")
+        before = resident(pid)
+        works = [channel.put(torch.zeros(item // 4)) for _ in range(40)]
+        for number in range(40):
+            await slow.get()
+            await slow.stats()
+            assert resident(pid) - before <= bound + item + (4 << 20), number
+        for work in works:
+            await work
