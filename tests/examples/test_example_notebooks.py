@@ -1,0 +1,95 @@
+"""The notebooks run from their first cell to their last, in a clean kernel, and git has them without outputs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__: list[str] = []
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+
+needs_kernel = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("ipykernel", "nbclient", "matplotlib")),
+    reason="needs ipykernel, nbclient and matplotlib, of the extras 'test' and 'examples'",
+)
+
+# In a process of its own: what the notebook's client leaves behind is not ours.
+RUNNER = """
+import json, sys
+import nbclient, nbformat
+notebook = nbformat.read(sys.argv[1], as_version=4)
+nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+print(json.dumps([output["text"] if output.output_type == "stream" else sorted(output.data) for output in outputs]))
+"""
+
+
+def _run(name: str, folder: Path) -> list[Any]:
+    """What each cell printed or showed."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER, str(ROOT / "examples" / name)],
+        cwd=folder,
+        # Not in asyncio's debug mode: ipykernel itself does there what asyncio then complains about.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONASYNCIODEBUG": "", "NO_COLOR": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=160,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    outputs: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return outputs
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_git_has_no_outputs(path: Path) -> None:
+    notebook = json.loads(path.read_text())
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert code
+    assert [cell["id"] for cell in code if cell["outputs"] or cell["execution_count"] is not None] == []
+    assert set(notebook["metadata"]) <= {"kernelspec", "language_info"}
+
+
+@needs_kernel
+@pytest.mark.timeout(180)
+def test_first_steps(tmp_path: Path) -> None:
+    printed = "".join(output for output in _run("first_steps.ipynb", tmp_path) if isinstance(output, str))
+    for expected in (
+        "1 torch.Size([8, 84, 84])\n",
+        "tensor(2.)\n",
+        "['message with tag 1', 'message with tag 2']\n",
+        "tensor([1., 2., 3.])\n",
+        "not over within 0.2 s; the work goes on",
+        "recv <- rollout:0, tag 0, waits for a message",
+        "here it is\n",
+        "{'score': 21}\n",
+        "to myself\n",
+        "use `await work`",
+        "[b:0] hello from another process\n",
+        "True\n",
+    ):
+        assert expected in printed
+
+
+@needs_kernel
+@pytest.mark.timeout(180)
+def test_compression(tmp_path: Path) -> None:
+    *_, picture, table = _run("compression.ipynb", tmp_path)
+    assert picture == ["image/png", "text/plain"]
+    rows = [re.fullmatch(r"(.+?\)) +(lz4|zstd \d) +([\d.]+) +[\d.]+   (.*)", line) for line in table.splitlines()[1:]]
+    found = {(row[1], row[2]): (float(row[3]), row[4]) for row in rows if row}
+    assert len(found) == len(rows) == 9
+    assert all(ratio > 2 for (kind, _), (ratio, _) in found.items() if "weights" not in kind)
+    assert found["weights (float32)", "lz4"][1] == "{'random': 2}"
