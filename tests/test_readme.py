@@ -52,6 +52,14 @@ def test_to_many_at_once(tmp_path: Path) -> None:
     assert _run(tmp_path, "-m", "aiorlinf", *found[1].split()) == found[2].splitlines()
 
 
+def test_a_channel(tmp_path: Path) -> None:
+    _program("channels.py", tmp_path)
+    printed = _run(tmp_path, "-m", "aiorlinf", "run", "--workers", "rollout=2,trainer=1", "channels.py")
+    steps = [int(line.removeprefix("[trainer:0] ").removesuffix(" steps")) for line in printed]
+    assert sum(steps) == 1200
+    assert max(steps) <= 400
+
+
 def test_one_worker_without_a_loop(tmp_path: Path) -> None:
     path = _program("alone.py", tmp_path)
     assert _run(tmp_path, path.name) == ["{'loss': 0.25}", "tensor([0., 1., 2., 3.]) tensor(6.)"]
