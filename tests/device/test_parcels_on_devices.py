@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 import torch
-from tests.link.test_staging import BACKENDS, same
 
 from aiorlinf import Worker, init
 from aiorlinf.errors import UsageError
 from aiorlinf.link.parcel import Parcel, decode_parcel
 from aiorlinf.rendezvous.settings import Backend
 from aiorlinf.testing.fake import FakeAccelerator
+from tests.device.test_staging import BACKENDS, same
 
 __all__: list[str] = []
 
