@@ -22,6 +22,10 @@ Incarnation = NewType("Incarnation", int)
 class WorkerAddress(str):
     """A worker's address, ``group:rank``. It is a plain string, checked once, so it can key any dict and travel as text.
 
+        >>> address = WorkerAddress("rollout:3")
+        >>> address == "rollout:3", address.group, address.rank
+        (True, 'rollout', 3)
+
     Raises:
         UsageError: the text is not of the form ``group:rank``.
     """

@@ -336,6 +336,12 @@ class JobConfig:
 def load_config(source: JobConfig | Mapping[str, Any] | str | os.PathLike[str] | None) -> JobConfig:
     """Load and check a configuration.
 
+        >>> load_config({"cluster": {"collective": {"window_bytes": 1048576}}}).cluster.collective.window_bytes
+        1048576
+        >>> load_config({"cluster": {"collective": {"windw_bytes": 1048576}}})
+        Traceback (most recent call last):
+        aiorlinf.errors.ConfigError: cluster.collective.windw_bytes: unknown key...
+
     Args:
         source: a YAML file's path, a mapping with the same keys, a record (checked again), or None for the defaults.
 

@@ -93,6 +93,18 @@ def init(
     `async with` it, to know that it has joined. Without a running loop, or with ``loop="thread"``, it runs a loop in a thread of
     its own, and every operation can be used from synchronous code (`work.wait()`) and from any event loop (`await work`).
 
+        >>> with aiorlinf.init("trainer:0") as comm:
+        ...     sent = comm.send({"loss": 0.25}, comm.address)
+        ...     comm.recv(comm.address).wait(timeout=10)
+        {'loss': 0.25}
+
+        >>> async def main():
+        ...     async with aiorlinf.init("rollout:0") as rollout, aiorlinf.init("trainer:0") as trainer:
+        ...         await rollout.send([1, 2, 3], "trainer:0")
+        ...         return await trainer.recv("rollout:0").then(sum)
+        >>> asyncio.run(main())
+        6
+
     Args:
         address: ``group:rank``; else AIORLINF_ADDRESS, else torchrun's RANK (as ``worker:RANK``).
         manager: ``host:port`` of the job's manager; else AIORLINF_MANAGER, else under torchrun the one embedded in the process of rank 0,

@@ -53,6 +53,15 @@ class Channel(Generic[T]):
     ) -> Channel:
         """A channel within this process: objects are handed over as they are, nothing is copied.
 
+            >>> channel = Channel.local("samples", loop="thread")
+            >>> for length in (300, 500, 400):
+            ...     channel.put(f"sample of {length} tokens", weight=length, async_op=False)
+            >>> channel.get_batch(target_weight=800).wait(timeout=10)
+            ['sample of 300 tokens', 'sample of 500 tokens']
+            >>> channel.get().wait(timeout=10)
+            'sample of 400 tokens'
+            >>> channel.close().wait()
+
         It lives on the running event loop; without one, or with ``loop="thread"``, on one in a thread of its own, which ends when the
         stream has ended and is drained or when the process does.
 

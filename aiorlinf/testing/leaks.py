@@ -140,6 +140,12 @@ class check_leaks:
 
     In a coroutine use ``async with``: the running loop's tasks count too, and the loop goes on turning during the grace
     period. When the block raises, that error is passed on and nothing is looked at: an unfinished block has a reason to leave things.
+
+        >>> import tempfile
+        >>> with check_leaks():
+        ...     with tempfile.TemporaryFile() as file:
+        ...         written = file.write(b"closed again")
+
     Cancelling during the grace period ends the wait with CancelledError and reports nothing.
 
     Args:

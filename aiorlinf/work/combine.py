@@ -187,6 +187,12 @@ class FirstWork(Combination[tuple[int, Any]]):
 def wait_all(works: Iterable[AsyncWork[T]], *, return_exceptions: bool = False) -> AsyncWork[list[T]]:
     """A work that is over when all of ``works`` are, with their values in the order given.
 
+        >>> with aiorlinf.init("a:0") as comm:
+        ...     received = wait_all([comm.recv("a:0", tag=tag) for tag in (1, 2)])
+        ...     sent = [comm.send(f"message {tag}", "a:0", tag=tag) for tag in (2, 1)]
+        ...     received.wait(timeout=10)
+        ['message 1', 'message 2']
+
     It fails with the first error (a cancelled part counts as one, if there is no other) but not before all are over; the other values can
     still be had from their works. With ``return_exceptions`` the errors are put in the list instead. Any thread may call.
 
@@ -206,6 +212,12 @@ def wait_all(works: Iterable[AsyncWork[T]], *, return_exceptions: bool = False) 
 
 def wait_first(works: Iterable[AsyncWork[T]], *, cancel_rest: bool = False) -> AsyncWork[tuple[int, T]]:
     """A work that is over when the first of ``works`` is, with that one's index and value, or its error.
+
+        >>> with aiorlinf.init("a:0") as comm:
+        ...     first = wait_first([comm.recv("a:0", tag=tag) for tag in (1, 2)], cancel_rest=True)
+        ...     sent = comm.send("news", "a:0", tag=2)
+        ...     first.wait(timeout=10)
+        (1, 'news')
 
     The others go on and keep their values; with ``cancel_rest`` those that nobody else depends on are cancelled. Any thread may call.
 
