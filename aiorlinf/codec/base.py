@@ -54,6 +54,7 @@ class Codec(ABC, Generic[P]):
         number: on the wire, from 1 to 255; never reused.
         package: the distribution that it needs.
         max_input: bytes of the largest tensor that it takes.
+        undone_at_once: as `at_once`, for decompressing: bytes that come out.
         Parameters: frozen dataclass of its keys in the configuration, each made with `config.option`.
     """
 
@@ -61,6 +62,7 @@ class Codec(ABC, Generic[P]):
     number: ClassVar[int]
     package: ClassVar[str]
     max_input: ClassVar[int]
+    undone_at_once: ClassVar[int] = 0
     Parameters: ClassVar[type[Any]]
 
     def __init__(self, parameters: P | None = None) -> None:
@@ -87,9 +89,9 @@ class Codec(ABC, Generic[P]):
         return None
 
     @property
-    def quick(self) -> bool:
-        """A few ten kilobytes take it less time than it takes to hand them to a thread: the loop may do that itself."""
-        return False
+    def at_once(self) -> int:
+        """So many bytes it compresses in less time than it takes to hand them to a thread and back: the loop may do that itself."""
+        return 0
 
     @abstractmethod
     def context(self) -> Context:

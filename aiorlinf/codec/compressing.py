@@ -44,6 +44,11 @@ class Piece:
         self._lease = lease
 
     @property
+    def borrowed(self) -> bool:
+        """`body` is a part of the tensor."""
+        return self._lease is None
+
+    @property
     def nbytes(self) -> int:
         """Bytes on the wire."""
         return len(self.head) + self.body.nbytes
@@ -180,7 +185,7 @@ class LeafCompressor:
         self._chunks = self._header.chunks if nbytes else 0
         self._overhead = LEAF_HEADER + RECORD_HEADER * self._chunks
         self._looks = nbytes >= SAMPLED_FROM and chunk_bytes >= SAMPLE
-        self._quick = codec.quick
+        self._at_once = codec.at_once
         self._next = 0
         self._emitted = 0
         self._saved = 0
@@ -210,7 +215,7 @@ class LeafCompressor:
         """The next chunk's work; None: there is none now (later there may be, when a job was finished), or ever (`exhausted`)."""
         if self.exhausted:
             return None
-        if self._looks and self._quick and self._next == 0 and not self.running:
+        if self._looks and self._at_once >= SAMPLE and self._next == 0 and not self.running:
             self._look()
             if self.raw is not None:
                 return None

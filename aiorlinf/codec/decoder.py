@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 from aiorlinf.codec.base import Context
 from aiorlinf.codec.contexts import ContextPool
 from aiorlinf.codec.decompressing import Record
-from aiorlinf.codec.encoder import THREADS, in_thread
+from aiorlinf.codec.encoder import AT_ONCE_BYTES, THREADS, in_thread
 from aiorlinf.codec.payload import BATCH_BYTES
+from aiorlinf.codec.registry import codecs_by_number
+from aiorlinf.codec.turn_budget import TurnBudget
 from aiorlinf.errors import AiorlinfError, ClosedError, WireError
 
 if TYPE_CHECKING:
@@ -79,11 +81,33 @@ class Decoder:
         self._at_once = at_once
         self._queue: deque[_Item] = deque()
         self._waiting = False  # for a context
+        self._budget = TurnBudget(home, AT_ONCE_BYTES)
 
     def add(self, record: Record, owner: RecordOwner) -> None:
-        """Decompress a record, or tell its owner why not."""
+        """Decompress a record, or tell its owner why not; a short one perhaps before this returns."""
+        short = not self._queue and record.original <= _short(record.codec) and self._budget.take(record.original)
+        if short and self._decompress(record, owner):
+            return
         self._queue.append(_Item(record, owner))
         self._run()
+
+    def _decompress(self, record: Record, owner: RecordOwner) -> bool:
+        """Here and now. False: there is no context."""
+        contexts = context = None
+        if record.codec:
+            try:
+                contexts = self._contexts(record.codec)
+                context = contexts.try_acquire()
+            except (AiorlinfError, MemoryError):
+                return False  # it is said where the others wait
+            if context is None:
+                return False
+        batch = _Batch([_Item(record, owner)], context)
+        batch.run()
+        if contexts is not None and context is not None:
+            contexts.release(context)
+        owner.finish(record, batch.items[0].error)
+        return True
 
     def _run(self) -> None:
         while self._queue and not self._waiting and self.running < self._at_once:
@@ -164,3 +188,9 @@ class Decoder:
             self._run()
 
         in_thread(self._home, batch, over)
+
+
+def _short(codec: int) -> int:
+    """Bytes that the loop may decompress itself."""
+    known = codecs_by_number().get(codec)
+    return AT_ONCE_BYTES if not codec else 0 if known is None else known.undone_at_once

@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aiorlinf.codec.base import Context
 from aiorlinf.codec.contexts import ContextPool
 from aiorlinf.codec.payload import Batch, PayloadCompressor
+from aiorlinf.codec.turn_budget import TurnBudget
 from aiorlinf.errors import AiorlinfError
 
 if TYPE_CHECKING:
     from aiorlinf.work.base import AsyncWork
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["THREADS", "Encoder", "in_thread"]
+__all__ = ["AT_ONCE_BYTES", "THREADS", "Encoder", "in_thread"]
 
 THREADS = 2
 """Of a home."""
+
+AT_ONCE_BYTES = 256 * 1024
+"""In one turn of the loop; a fraction of a millisecond."""
 
 
 class _Call(Protocol):
@@ -59,12 +63,31 @@ class Encoder:
         self._queue: deque[_Entry] = deque()
         self._lent: dict[ContextPool, int] = {}
         self._starting = False
+        self._budget = TurnBudget(home, AT_ONCE_BYTES)
 
-    def add(self, payload: PayloadCompressor, contexts: ContextPool) -> None:
-        """Compress a payload, ahead of who takes it, with contexts from here."""
+    def add(self, payload: PayloadCompressor, contexts: ContextPool, at_once: int = 0) -> None:
+        """Compress a payload, ahead of who takes it, with contexts from here.
+
+        Args:
+            at_once: bytes that the loop may compress itself, if that is all there is to compress.
+        """
+        if payload.tried_bytes <= at_once and self._budget.take(payload.tried_bytes):
+            self._compress(payload, contexts)
         entry = _Entry(payload, contexts)
         payload.on_room = lambda: self._queue_up(entry)
         self._queue_up(entry)
+
+    def _compress(self, payload: PayloadCompressor, contexts: ContextPool) -> None:
+        """Here and now, as far as there is a context."""
+        context = _try(contexts)
+        if context is None:
+            return
+        batch = payload.batch(context)
+        if batch is not None:
+            batch.run()
+        contexts.release(context)
+        if batch is not None:
+            payload.finish(batch)
 
     def _queue_up(self, entry: _Entry) -> None:
         if not entry.queued and entry.payload.wants:

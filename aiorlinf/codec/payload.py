@@ -99,7 +99,9 @@ class PayloadCompressor:
         ahead: bytes that may be compressed before they are taken. A leaf that has not got smaller within so many goes as it is.
 
     Attributes:
+        tried_bytes: of the leaves that are tried.
         taken: bytes that were taken.
+        borrows: some of that was memory of the leaves themselves.
         dropped: nobody wants the rest.
         on_ready: called when there is more to take, or when it is dropped.
         on_room: called when there may be more to compress.
@@ -112,6 +114,7 @@ class PayloadCompressor:
         self.on_ready: Callable[[], None] = _nothing
         self.on_room: Callable[[], None] = _nothing
         self._leaves = [_Leaf(src, tried) for src, tried in leaves]
+        self.tried_bytes = sum(leaf.src.nbytes for leaf in self._leaves if leaf.tried)
         self._make = make
         self._limit = ahead
         self._lender = _Lender()
@@ -121,6 +124,7 @@ class PayloadCompressor:
         self._ready: deque[_Part] = deque()
         self._lent: list[Piece] = []
         self.taken = 0
+        self.borrows = False
         self._emit()
 
     # ---- compressing
@@ -203,6 +207,7 @@ class PayloadCompressor:
 
     def _add(self, view: memoryview, covers: int | None, piece: Piece | None, tried: bool) -> None:
         if view.nbytes:
+            self.borrows |= covers is None or (piece is not None and piece.borrowed)
             self._ready.append(_Part(view, covers, piece, tried))
 
     @property

@@ -102,7 +102,7 @@ class CodedWay:
         self._selector.begun(out, payload)
         self._host.announce(out, Start(Via.CODED, place=pack_tried(out.tried)))
         pump.begin_source(out, payload)
-        self._encoder.add(payload, use.contexts)
+        self._encoder.add(payload, use.contexts, use.codec.at_once)
 
     def begin_at_once(self, out: Outgoing) -> bool:
         return False

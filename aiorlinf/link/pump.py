@@ -1,7 +1,8 @@
 """Payloads over the stream, in chunks, fairly, without holding up the loop.
 
 A payload is finished when the kernel has its last byte: only then is the memory free for the caller again, and only then can
-the tensors' version counters prove that nobody wrote to them meanwhile.
+the tensors' version counters prove that nobody wrote to them meanwhile. One of which nothing but copies is sent, such as what a codec has
+made of it, is finished when it is written.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ __all__ = ["Pump", "cut"]
 
 _CHUNKS_PER_TURN = 2
 _DRAIN_POLL_SECONDS = 0.0005
+_QUICK_POLLS = 2
+"""So often it is looked again in the very next turn of the loop: what was written usually leaves at the end of this one."""
 
 
 def cut(pieces: list[memoryview], limit: int) -> Iterator[tuple[list[memoryview], int]]:
@@ -48,6 +51,7 @@ class _Memory:
     __slots__ = ("_chunks", "_left", "over")
 
     lends = False
+    borrows = True
 
     def __init__(self, pieces: list[memoryview], total: int, limit: int) -> None:
         self._chunks = cut(pieces, limit)
@@ -99,6 +103,7 @@ class Pump:
         self._draining: list[_Payload] = []
         self._lending: list[Source] = []  # taken from, and the kernel may not have all of it
         self._scheduled = False
+        self._quick_polls = 0
 
     def up(self, conn: FrameWriter) -> None:
         """Write here from now on."""
@@ -161,9 +166,13 @@ class Pump:
                 if source.lends:
                     self._lending.append(source)
                 conn.send_chunk(out.message_id, views, size)
+                self._quick_polls = _QUICK_POLLS
                 out.position += progress
             if source.over:
-                self._draining.append(payload)
+                if source.borrows:
+                    self._draining.append(payload)
+                else:
+                    self._finished(out)
             elif chunk is not None:
                 self._active.append(payload)  # others get their turn in between
             else:
@@ -176,7 +185,8 @@ class Pump:
         if conn.drained():
             self._finish_drained()
         elif not conn.paused:  # otherwise the connection calls `run`
-            self._again(_DRAIN_POLL_SECONDS)
+            self._again(0.0 if self._quick_polls else _DRAIN_POLL_SECONDS)
+            self._quick_polls = max(self._quick_polls - 1, 0)
 
     def _finish_drained(self) -> None:
         lending, self._lending = self._lending, []

@@ -20,6 +20,10 @@ class Source(Protocol):
     lends: bool
 
     @property
+    def borrows(self) -> bool:
+        """Some of what was taken is memory of the message's sender, who gets it back when the kernel has all of it."""
+
+    @property
     def over(self) -> bool:
         """Everything was taken."""
 

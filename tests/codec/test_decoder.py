@@ -90,8 +90,26 @@ async def test_all_that_is_received_is_decompressed(home: LoopHome) -> None:
     leaves = [Leaf(side, side.wire(data), len(data)) for _ in range(6)]
     await asyncio.gather(*(leaf.over for leaf in leaves))
     assert all(torch.equal(leaf.out, data) and leaf.decompressor.done for leaf in leaves)
-    assert leaves[0].finished == list(range(7))
+    assert sorted(leaves[0].finished) == list(range(7))
     assert side.pool.made == 1
+    await side.clean()
+
+
+@pytest.mark.asyncio
+async def test_what_is_short_is_decompressed_at_once_but_not_much_of_it_in_one_turn(home: LoopHome) -> None:
+    side = Side(home, limit=2)
+    data = dense(CHUNK)
+    wire = side.wire(data)
+    leaves = [Leaf(side, wire, len(data)) for _ in range(6)]
+    assert [leaf.decompressor.done for leaf in leaves] == [True] * 4 + [False] * 2
+    await asyncio.gather(*(leaf.over for leaf in leaves))
+    assert all(torch.equal(leaf.out, data) for leaf in leaves)
+    damaged = bytearray(wire)
+    damaged[-3] ^= 4
+    await asyncio.sleep(0)
+    leaf = Leaf(side, bytes(damaged), len(data))
+    assert leaf.over.done()
+    assert [error.message for error in leaf.errors] == ["chunk 0 of a compressed tensor does not match its checksum"]
     await side.clean()
 
 

@@ -45,11 +45,11 @@ class Side:
     def make(self, src: memoryview, contexts: ContextSource) -> LeafCompressor:
         return LeafCompressor(src, self.codec, contexts, self.buffers, self.stats, chunk_bytes=CHUNK)
 
-    def begin(self, *leaves: torch.Tensor) -> Reading:
+    def begin(self, *leaves: torch.Tensor, at_once: int = 0) -> Reading:
         """Start to compress a payload."""
         payload = PayloadCompressor([(view_of(leaf), True) for leaf in leaves], self.make, ahead=self.ahead)
         reading = Reading(payload)
-        self.encoder.add(payload, self.contexts)
+        self.encoder.add(payload, self.contexts, at_once)
         return reading
 
     async def clean(self) -> None:
@@ -162,6 +162,33 @@ async def test_dropped_at_any_moment(home: LoopHome, seed: int) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     await side.clean()
     assert await side.begin(dense(30 * CHUNK)).all() < 10 * CHUNK
+    await side.clean()
+
+
+@pytest.mark.asyncio
+async def test_what_is_short_is_compressed_at_once_but_not_much_of_it_in_one_turn(home: LoopHome) -> None:
+    side = Side(home)
+    readings = [side.begin(dense(CHUNK), dense(100), at_once=2 * CHUNK) for _ in range(6)]
+    assert [reading.payload.take(1 << 20) is not None for reading in readings] == [True] * 3 + [False] * 3
+    assert side.begin(dense(3 * CHUNK), at_once=2 * CHUNK).payload.take(1) is None
+    await asyncio.gather(*(reading.all() for reading in readings[3:]))
+    for reading in readings:
+        reading.payload.sent()
+    await asyncio.sleep(0)
+    late = side.begin(dense(CHUNK), at_once=2 * CHUNK)
+    assert late.payload.take(1 << 20) is not None
+    late.payload.sent()
+    side.encoder._queue.clear()
+
+
+@pytest.mark.asyncio
+async def test_what_is_short_waits_for_a_thread_where_there_is_no_context(home: LoopHome) -> None:
+    side = Side(home, limit=1)
+    large = side.begin(dense(200 * CHUNK))
+    short = side.begin(dense(CHUNK), at_once=2 * CHUNK)
+    assert short.payload.take(1) is None
+    await asyncio.gather(large.all(), short.all())
+    assert side.stats.tensors == 2
     await side.clean()
 
 

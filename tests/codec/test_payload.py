@@ -214,6 +214,24 @@ def test_what_was_taken_keeps_its_buffers_until_it_is_sent() -> None:
     assert bench.buffers.stats().leased_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("leaf", "tried", "borrows"),
+    [
+        (dense(3 * CHUNK), True, False),
+        (dense(3 * CHUNK), False, True),
+        (random_bytes(3 * CHUNK), True, True),
+        (torch.cat([dense(CHUNK), random_bytes(CHUNK)]), True, True),
+    ],
+    ids=["compressed", "as it is", "not smaller", "a chunk as it is"],
+)
+def test_whether_it_sends_the_leaves_own_memory(leaf: torch.Tensor, tried: bool, borrows: bool) -> None:
+    bench = Bench([(leaf, tried)], codec="lz4")
+    bench.to_the_end()
+    bench.check()
+    assert bench.payload.borrows == borrows
+    assert bench.payload.taken == len(bench.wire)
+
+
 def test_without_a_context_a_leaf_goes_as_it_is() -> None:
     bench = Bench([(dense(3 * CHUNK), True), (dense(5 * CHUNK), True)])
     assert bench.payload.batch(None) is None

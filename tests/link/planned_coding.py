@@ -11,6 +11,8 @@ import aiorlinf.codec.compressing
 import aiorlinf.codec.header
 import aiorlinf.codec.payload
 import aiorlinf.link.coded_sink
+from aiorlinf.codec.codecs.lz4 import Lz4
+from aiorlinf.codec.codecs.zstd import Zstd
 from aiorlinf.codec.pool import TensorBufferPool
 from aiorlinf.config import TensorCompressionConfig, load_config
 from aiorlinf.link.coding import Coding
@@ -32,6 +34,9 @@ def small_chunks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(aiorlinf.codec.compressing, "MIN_CHUNK", CHUNK)
     patch.setattr(aiorlinf.codec.payload, "BATCH_BYTES", 2 * CHUNK)
     patch.setattr(aiorlinf.link.coded_sink, "_STAGING_BYTES", 100)
+    for codec in (Lz4, Zstd):  # the loop does the shortest ones itself
+        patch.setattr(codec, "at_once", CHUNK + 40)
+        patch.setattr(codec, "undone_at_once", CHUNK // 2)
 
 
 def config_of(codec: str) -> TensorCompressionConfig:

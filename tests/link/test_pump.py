@@ -195,6 +195,7 @@ class Spring:
     """A payload that comes into being while it is sent: `fill` makes more of it. It meets `link.source.Source`."""
 
     lends = True
+    borrows = True
 
     def __init__(self, total: int) -> None:
         self.left = total
@@ -261,6 +262,19 @@ def test_what_was_lent_is_given_back_when_the_kernel_has_it(bench: Bench) -> Non
     bench.turns()
     assert (source.lent, source.given_back) == (0, 20)
     assert bench.finished == []
+
+
+def test_a_payload_of_copies_is_finished_when_it_is_written(bench: Bench) -> None:
+    _, source = spring(bench, 1, 20)
+    source.borrows = False
+    bench.writer.held = True
+    fill(bench, 1, source, 20)
+    bench.turns()
+    assert bench.finished == [1]
+    assert source.given_back == 0
+    bench.writer.held = False
+    bench.turns()
+    assert (bench.finished, source.given_back) == ([1], 20)
 
 
 def test_a_payload_that_nobody_wants_any_more_is_dropped(bench: Bench) -> None:

@@ -96,6 +96,7 @@ class Lz4(Codec[Lz4Parameters], Context):
     number = 1
     package = "lz4"
     max_input = MAX_INPUT
+    undone_at_once = 256 * 1024
     Parameters = Lz4Parameters
 
     def __init__(self, parameters: Lz4Parameters | None = None, *, functions: Functions | str | None = None) -> None:
@@ -110,8 +111,8 @@ class Lz4(Codec[Lz4Parameters], Context):
         importlib.import_module("lz4.block")
 
     @property
-    def quick(self) -> bool:
-        return True
+    def at_once(self) -> int:
+        return 128 * 1024
 
     def context(self) -> Context:
         return self

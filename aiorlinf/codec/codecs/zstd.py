@@ -92,6 +92,7 @@ class Zstd(Codec[ZstdParameters]):
     number = 2
     package = "zstandard"
     max_input = 2**63 - 1
+    undone_at_once = 128 * 1024
     Parameters = ZstdParameters
 
     @classmethod
@@ -108,8 +109,8 @@ class Zstd(Codec[ZstdParameters]):
         return self.parameters.max_inflight
 
     @property
-    def quick(self) -> bool:
-        return self.parameters.level <= _QUICK_LEVEL
+    def at_once(self) -> int:
+        return 64 * 1024 if self.parameters.level <= _QUICK_LEVEL else 0
 
     def context(self) -> ZstdContext:
         return ZstdContext(self.parameters.level)
