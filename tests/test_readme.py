@@ -69,3 +69,8 @@ def test_files_that_it_points_to_exist() -> None:
     targets = re.findall(r"\]\(([^)#:]+)\)", README)
     assert len(targets) >= 3
     assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_every_example_is_named() -> None:
+    programs = {path.name for path in (ROOT / "examples").glob("*.*") if path.suffix in (".py", ".ipynb")}
+    assert programs - {name.removeprefix("examples/") for name in re.findall(r"\]\(([^)#:]+)\)", README)} == set()
