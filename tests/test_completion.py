@@ -17,10 +17,12 @@ import pytest
 from aiorlinf.cli import build_parser, main
 from aiorlinf.completion import SHELLS, completion_script
 
+COMMANDS = sorted(re.findall(r"^    ([a-z]+)(?: |$)", build_parser().format_help(), re.MULTILINE))
+
 # What is typed, with the word to complete last; and what is offered for it. FILES: the files of the folder.
 FILES = ["job.yaml", "train.py"]
 CASES = [
-    ([""], ["completion", "config", "doctor", "manager", "run"]),
+    ([""], COMMANDS),
     (["ma"], ["manager"]),
     (["nothing-like-it"], []),
     (["--ver"], ["--version"]),
@@ -165,7 +167,7 @@ def test_what_a_parser_hides_or_calls_by_another_name() -> None:
 
 
 def test_every_command_is_offered() -> None:
-    text = build_parser().format_help()
+    assert {"run", "manager", "doctor", "config", "completion"} <= set(COMMANDS)
     for shell in SHELLS:
         script = completion_script(build_parser(), shell)
-        assert all(command in script for command in re.findall(r"^    (\w+) ", text, re.MULTILINE))
+        assert all(command in script for command in COMMANDS)
