@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aiorlinf.link.outgoing import Outgoing
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["Always", "Quickest", "Selector", "Trials"]
+__all__ = ["Always", "Quickest", "Selector", "Trials", "kind_of"]
 
 
 class Selector(Protocol):

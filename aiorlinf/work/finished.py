@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["FinishedWork", "arrived", "finished"]
+__all__ = ["ArrivedWork", "FinishedWork", "arrived", "finished"]
 
 
 def _made_here() -> None:
