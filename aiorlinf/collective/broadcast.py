@@ -196,7 +196,11 @@ class BroadcastMember(Operation):
         self, sender: WorkerAddress, note: Note, manifest: Manifest, total: int, relay: Relay, hands_on: bool, partial: bool
     ) -> None:
         circle = self.circle
-        bulk = await Bulk.make(circle.exchange.table, total, shared=hands_on)
+        try:
+            bulk = await Bulk.make(circle.exchange.table, total, shared=hands_on)
+        except BaseException:
+            circle.dispose(sender, note)
+            raise
         relay.pass_bulk(bulk)
         await receive_pieces(circle, sender, note.number("slot"), max(1, note.number("piece")), bulk)
         if bulk.region is None:

@@ -31,13 +31,19 @@ if TYPE_CHECKING:
     from aiorlinf.manager.protocol import WorkerRecord
     from aiorlinf.work.base import AsyncWork
 
-__all__ = ["Circle"]
+__all__ = ["AHEAD", "DRAIN_SECONDS", "Circle"]
 
 log = logging.getLogger("aiorlinf.collective")
 
 _NOTES = 0
 _LIVES = 1
 _FIRST_SLOT = 16
+
+AHEAD = 4
+"""Pieces of a large broadcast on their way at a time: the answers of some may take as long as others need."""
+
+DRAIN_SECONDS = 60.0
+"""What a sender has not withdrawn comes within this time, or is let go of with the link."""
 
 
 class _UnderWay(Protocol):
@@ -221,11 +227,24 @@ class Circle:
                 link = self.exchange.table.peek(sender)
                 if link is not None and link.receiver.shared is not None:
                     link.receiver.shared.refuse(memoryview(bytes.fromhex(note.text("place"))), [note.number("total")])
+            elif note.step == Step.HEAD and "slot" in note.facts:
+                self.drain(sender, note.number("slot"), min(AHEAD, -(-note.number("total") // max(1, note.number("piece")))))
             elif note.step == Step.PART and "slot" in note.facts:
-                work = self.exchange.recv_parcel(sender, self.context, note.number("slot"))
-                work.add_done_callback(_close_parcel)
+                self.drain(sender, note.number("slot"))
         except (AiorlinfError, ValueError) as error:
             log.debug("%s: what %s sent for nobody could not be let go of: %s", self.local, sender, error)
+
+    def drain(self, sender: WorkerAddress, slot: int, count: int = 1) -> None:
+        """Take payloads that nobody wants any more, if they come; a tensor is refused.
+
+        They do not come if the sender has withdrawn them. Then he does not use the slot again, so nothing else can be taken for them.
+        """
+        for _ in range(count):
+            try:
+                work = self.exchange.recv_parcel(sender, self.context, slot, DRAIN_SECONDS)
+            except AiorlinfError:  # the end of the link, and of everything that was on it
+                return
+            work.add_done_callback(_close_parcel)
 
     # ---- lives
 

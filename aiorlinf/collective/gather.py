@@ -59,7 +59,7 @@ class _Exchange(Operation):
         self._results: dict[WorkerAddress, Any] = {circle.local: own}
         self._errors: dict[WorkerAddress, AiorlinfError] = {}
         self._sends: list[tuple[int, AsyncWork[None]]] = []
-        self._receiving: set[WorkerAddress] = set()
+        self._receiving: dict[WorkerAddress, tuple[int, AsyncWork[Any]]] = {}
 
     def waits_for(self) -> Iterable[WorkerAddress]:
         return [member for member in self.circle.others if member in self._missing]
@@ -107,19 +107,23 @@ class _Exchange(Operation):
             if note.step != Step.PART or sender not in self._missing:
                 self.circle.dispose(sender, note)
             elif "slot" in note.facts:
-                self._receiving.add(sender)
-                self.spawn(self._receive_large(sender, note.number("slot")), f"{self.name} from {sender}")
+                self._receive_large(sender, note.number("slot"))
             else:
                 self._receive_small(sender, note)
 
-    async def _receive_large(self, sender: WorkerAddress, slot: int) -> None:
+    def _receive_large(self, sender: WorkerAddress, slot: int) -> None:
         work = self.circle.exchange.recv(sender, self.circle.context, slot, None)
+        self._receiving[sender] = (slot, work)
+        self.spawn(self._await_large(sender, work), f"{self.name} from {sender}")
+
+    async def _await_large(self, sender: WorkerAddress, work: AsyncWork[Any]) -> None:
         try:
             value = await work
         except AiorlinfError as error:
-            self._receiving.discard(sender)
+            del self._receiving[sender]
             self._refuse(sender, error)
         else:
+            del self._receiving[sender]
             if sender in self._missing:
                 self._settle(sender, value)
 
@@ -164,6 +168,10 @@ class _Exchange(Operation):
 
     def _leave(self) -> None:
         give_up([work for _, work in self._sends])
+        give_up([work for _, work in self._receiving.values()])
+        for sender, (slot, _) in self._receiving.items():
+            self.circle.drain(sender, slot)  # what was waited for has gone back
+        self._receiving.clear()
         super()._leave()
 
     def _in_order(self) -> list[Any]:

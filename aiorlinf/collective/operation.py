@@ -138,6 +138,9 @@ class Operation:
             error = cause.error(self.name, self.circle.local)
         elif isinstance(error, AiorlinfError):
             error.fill(operation=self.name, local=self.circle.local)
+        if isinstance(error, AiorlinfError):
+            # The frames of what ran here tell nobody anything, and would keep payloads for as long as somebody keeps the error.
+            error.__traceback__ = error.__context__ = None
         self._leave()
         try:
             self._tell_all(cause, told_by, absent)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from aiorlinf.address import WorkerAddress
 from aiorlinf.collective.bulk import Bulk
+from aiorlinf.collective.circle import AHEAD, Circle
 from aiorlinf.collective.notes import ROOT, Key, Note, Step
 from aiorlinf.collective.route import Route, routes_to_list
 from aiorlinf.link.placement import Placement
 
 if TYPE_CHECKING:
-    from aiorlinf.collective.circle import Circle
     from aiorlinf.collective.operation import Operation
     from aiorlinf.link.link import Link
     from aiorlinf.work.base import AsyncWork
@@ -22,9 +22,6 @@ __all__ = ["PIECE_BYTES", "Relay", "give_up", "receive_pieces"]
 
 PIECE_BYTES = 4 << 20
 """What is handed on at a time. A chain of `n` hosts takes as long as one transfer and `n - 2` pieces."""
-
-_AHEAD = 4
-"""Pieces on their way at a time: the answers of some may take as long as others need."""
 
 _TRIES = 2
 """Memory is lent again to one who had the memory file in a way that does not do, and no more than that."""
@@ -125,7 +122,7 @@ class Relay:
                 end = min(start + PIECE_BYTES, bulk.total)
                 await bulk.reached(end)
                 under_way.append(circle.exchange.send_tensor(route.address, circle.context, bulk.part(start, end), slot, None))
-                if len(under_way) >= _AHEAD:
+                if len(under_way) >= AHEAD:
                     await under_way[0]
                     under_way.popleft()
             while under_way:
@@ -158,7 +155,7 @@ async def receive_pieces(circle: Circle, sender: WorkerAddress, slot: int, piece
     starts = iter(range(0, bulk.total, piece))
     try:
         while True:
-            while len(under_way) < _AHEAD and (start := next(starts, None)) is not None:
+            while len(under_way) < AHEAD and (start := next(starts, None)) is not None:
                 end = min(start + piece, bulk.total)
                 under_way.append((end, circle.exchange.recv_tensor(sender, circle.context, bulk.part(start, end), slot, None)))
             if not under_way:
@@ -169,6 +166,7 @@ async def receive_pieces(circle: Circle, sender: WorkerAddress, slot: int, piece
             bulk.advance(end)
     finally:
         give_up([work for _, work in under_way])
+        circle.drain(sender, slot, len(under_way))
 
 
 def give_up(works: Iterable[AsyncWork[Any]]) -> None:
