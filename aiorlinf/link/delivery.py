@@ -85,7 +85,7 @@ class Delivery:
         receive.message = message  # a cancel meanwhile gives it back
         try:
             target = self.landing.target(receive.device)
-            if self.landing.bring(content.tensors, [spec.device for spec in content.manifest.specs], target, landed):
+            if self.landing.bring(content.tensors, [spec.device for spec in content.manifest.specs], target, landed, receive.begun):
                 return True
         except Exception as error:  # whatever the device says goes to the one message
             landed(None, error)
@@ -164,7 +164,7 @@ class Delivery:
             source = torch.frombuffer(bytearray(message.body), dtype=torch.uint8) if message.body is not None else content.tensors[0]
             if not (out.is_cpu and source.is_cpu):
                 receive.message = message  # a cancel meanwhile gives it back
-                self.landing.fill(out, source, receive.ready, lambda error: self._filled(receive, out, message, error))
+                self.landing.fill(out, source, receive.ready, lambda error: self._filled(receive, out, message, error), receive.begun)
                 return
             if content.total > _COPY_INLINE_BYTES:
                 receive.message = message  # a cancel meanwhile gives it back

@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aiorlinf.link.memory import Copy, byte_tensor, fresh_bytes
+from aiorlinf.link.staging import StreamOrdered, make_wait
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aiorlinf.codec.pool import TensorBufferPool
+    from aiorlinf.device.runtime import Runtime, Stream
     from aiorlinf.errors import AiorlinfError
     from aiorlinf.link.loan import Held
     from aiorlinf.link.sink import Sink
-    from aiorlinf.link.staging import Ready
+    from aiorlinf.link.staging import Ready, Trip
     from aiorlinf.wire.leaves import LeafSpec
     from aiorlinf.wire.manifest import Manifest
     from aiorlinf.work.base import AsyncWork
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Content", "Incoming", "ParcelReceive", "Receive", "Whole"]
 
 
-class Receive:
+class Receive(StreamOrdered):
     """A posted receive.
 
     Attributes:
@@ -36,11 +40,19 @@ class Receive:
         opaque: the value is a `Parcel`, as `recv_parcel` gives it.
         device: where tensors come to that were on an accelerator at the sender; None: `link.staging.Landing.target`.
         ready: what is to be over before `tensor_out` is written to, if that is on a device.
+        streams: of the user, which are to wait for the value instead of the work (`AsyncWork.wait_stream`).
+        under_way: copies that have begun, and what ends the waiting for them; None if there are none.
     """
 
     opaque = False
 
-    __slots__ = ("cancelled", "device", "key", "message", "order", "ready", "receiver", "tensor_out", "with_sender", "work")
+    # Most receives have nothing to do with accelerators: what is for those lies in the class until it is set.
+    __slots__ = ("__dict__", "cancelled", "key", "message", "order", "receiver", "tensor_out", "with_sender", "work")
+
+    device: torch.device | None = None
+    ready: Ready | None = None
+    streams: list[tuple[Runtime, Stream]] | None = None
+    under_way: tuple[Trip, Callable[[], None]] | None = None
 
     def __init__(self, key: int, tensor_out: torch.Tensor | None = None, *, with_sender: bool = False) -> None:
         self.work: AsyncWork[Any] | None = None
@@ -51,8 +63,6 @@ class Receive:
         self.message: Incoming | None = None
         self.order = 0
         self.receiver: Any = None
-        self.device: torch.device | None = None
-        self.ready: Ready | None = None
 
     @property
     def operation(self) -> str:
@@ -64,12 +74,31 @@ class Receive:
     def finish(self, value: Any) -> None:
         """End the work with its value."""
         work, self.work = self.work, None
+        if self.under_way is not None:
+            self.under_way = None
         if work is not None:
             work._finish(value)
+
+    def order_after(self, streams: list[tuple[Runtime, Stream]]) -> None:
+        """These streams are to wait for the value, and the work need not."""
+        self.streams = [*(self.streams or ()), *streams]
+        under_way, self.under_way = self.under_way, None
+        if under_way is not None:
+            self.begun(*under_way)
+
+    def begun(self, trip: Trip, finish: Callable[[], None]) -> None:
+        """The value's bytes are on their way."""
+        if self.streams:
+            make_wait(self.streams, trip)
+            finish()
+        else:
+            self.under_way = (trip, finish)
 
     def fail(self, error: BaseException) -> None:
         """End the work with an error."""
         work, self.work = self.work, None
+        if self.under_way is not None:
+            self.under_way = None
         if work is not None:
             work._fail(error)
 

@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aiorlinf.link.staging import StreamOrdered, make_wait
 from aiorlinf.wire.frames import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from aiorlinf.device.runtime import Runtime, Stream
     from aiorlinf.link.loan import Held
     from aiorlinf.link.placement import Placement
     from aiorlinf.link.source import Source
-    from aiorlinf.link.staging import Departure
+    from aiorlinf.link.staging import Departure, Trip
     from aiorlinf.wire.flat import Flat
     from aiorlinf.wire.leaves import Leaf
     from aiorlinf.work.base import AsyncWork
@@ -38,7 +40,7 @@ class State:
 STATE_NAMES = ("waits for the link", "waits for the window or the receive", "under way", "waits for the peer's answer", "over")
 
 
-class Outgoing:
+class Outgoing(StreamOrdered):
     """One message on its way out.
 
     Attributes:
@@ -67,6 +69,8 @@ class Outgoing:
         tried: for each leaf, whether a codec is tried on it; empty: on none; None: nobody has asked yet (`link.coded_way`).
         source: where its bytes come from as they are compressed, None if they are not.
         departure: its leaves that are still on accelerators, None if all of them are in CPU memory.
+        streams: of the user, which are to wait for the copy of the tensors instead of the work (`AsyncWork.wait_stream`).
+        under_way: that copy, while it goes on.
         carrier: the backend that carries those from device to device, empty if none does.
         on_over: called once with (the peer has it, that is certain), before the work ends; for those who send a message on.
     """
@@ -96,8 +100,10 @@ class Outgoing:
         "source",
         "state",
         "stream_bytes",
+        "streams",
         "total",
         "tried",
+        "under_way",
         "versions",
         "withdrawn",
         "work",
@@ -143,6 +149,8 @@ class Outgoing:
         self.source: Source | None = None
         self.departure: Departure | None = None
         self.carrier = ""
+        self.streams: list[tuple[Runtime, Stream]] | None = None
+        self.under_way: Trip | None = None
         self.on_over: Callable[[bool, bool], None] | None = None
 
     @property
@@ -153,9 +161,26 @@ class Outgoing:
     def __str__(self) -> str:
         return f"tag {self.key & 0xFFFFFFFF}, {self.total} bytes, {STATE_NAMES[self.state]}"
 
+    def order_after(self, streams: list[tuple[Runtime, Stream]]) -> None:
+        """These streams are to wait until the tensors have been copied, and the work need not."""
+        self.streams = [*(self.streams or ()), *streams]
+        if self.under_way is not None:
+            self.begun(self.under_way)
+
+    def begun(self, trip: Trip, _finish: Callable[[], None] | None = None) -> None:
+        """The tensors are being copied. If streams of the user wait for that, the work is done, and the tensors may be written to there."""
+        self.under_way = trip
+        if self.flat is None or any(leaf.nbytes and leaf.raw is not None for leaf in self.flat.leaves):
+            return  # what is in CPU memory is not copied in the order of any stream
+        if self.streams:
+            make_wait(self.streams, trip)
+            self.versions = None
+            if self.work is not None:
+                self.work._finish(None)
+
     def unchanged(self) -> bool:
         """Nobody has written to the tensors since the call, as far as their version counters tell."""
-        return self.flat is None or self.flat.versions() == self.versions
+        return self.flat is None or self.versions is None or self.flat.versions() == self.versions
 
     def restore(self) -> None:
         """The message did not get through: give tensors that were given away back to their handles."""

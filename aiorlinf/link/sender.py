@@ -232,7 +232,7 @@ class Sender:
         """Bring the payload to CPU memory, and go on from there."""
         assert out.departure is not None
         out.busy = True
-        out.departure.begin(self.home, lambda flat, error: self._departed(out, flat, error))
+        out.departure.begin(self.home, lambda flat, error: self._departed(out, flat, error), out.begun)
 
     def _carry(self, out: Outgoing) -> None:
         for way in self.ways:
@@ -244,6 +244,7 @@ class Sender:
     def _departed(self, out: Outgoing, flat: Flat | None, error: Exception | None) -> None:
         """The message is in CPU memory, all of it; or its device has failed."""
         out.busy = False
+        out.under_way = None
         if out.withdrawn:
             self.end_withdrawn(out)
         elif out.state != State.STARTED:

@@ -34,9 +34,13 @@ __all__ = [
     "OUT",
     "Departure",
     "Landing",
+    "OnBegun",
     "Ready",
+    "StreamOrdered",
     "Trip",
     "callers_device",
+    "callers_streams",
+    "make_wait",
     "place_of",
     "ready_now",
     "sweep",
@@ -144,22 +148,40 @@ def watch_events(
 Trip = tuple[list[torch.Tensor], list[tuple["Runtime", "Event"]]]
 """Where the bytes are, or will be once these events have happened."""
 
+OnBegun = Callable[[Trip, Callable[[], None]], None]
+"""Gets the copies that have begun, and what ends the waiting for them early."""
+
 
 def travel(
-    home: LoopHome, nbytes: int, begin: Callable[[], Trip], then: Callable[[list[torch.Tensor] | None, Exception | None], None]
+    home: LoopHome,
+    nbytes: int,
+    begin: Callable[[], Trip],
+    then: Callable[[list[torch.Tensor] | None, Exception | None], None],
+    on_begun: OnBegun | None = None,
 ) -> None:
-    """Begin the copies, and call back on the home thread when they are over."""
+    """Begin the copies, and call back on the home thread when they are over.
+
+    Args:
+        on_begun: called on the home thread when they have begun, with what calls back at once instead.
+    """
+    settled = False
 
     def begun(trip: Trip) -> None:
         tensors, events = trip
 
-        def over(error: BaseException | None) -> None:
+        def settle(error: BaseException | None) -> None:
+            nonlocal settled
+            if settled:
+                return
+            settled = True
             if error is None:
                 then(tensors, None)
             else:
                 then(None, _failure(error))
 
-        watch_events(home, events, over, tensors)
+        if on_begun is not None:
+            on_begun(trip, lambda: settle(None))
+        watch_events(home, list(events), settle, tensors)
 
     if nbytes <= _INLINE_BYTES:
         try:
@@ -178,6 +200,42 @@ def travel(
             begun(work.result())
 
     home.submit(begin).add_done_callback(done)
+
+
+class StreamOrdered:
+    """The detail of a work that can be done before its copies are."""
+
+    __slots__ = ()
+
+    def order_after(self, streams: list[tuple[Runtime, Stream]]) -> None:
+        """These streams wait for the copies, and the work need not. Home thread."""
+        raise NotImplementedError
+
+    def order_after_caller(self, call: Callable[..., None]) -> None:
+        """As `order_after`, for the calling thread's streams; `call` takes it to the home thread."""
+        streams = callers_streams()
+        if streams:
+            call(self.order_after, streams)
+
+
+def make_wait(streams: Sequence[tuple[Runtime, Stream]], trip: Trip) -> bool:
+    """Let these streams wait until the bytes have arrived, and say that they use them. False if there are none."""
+    tensors, events = trip
+    for runtime, stream in streams:
+        for _, event in events:
+            runtime.wait(stream, event)
+        for tensor in tensors:
+            if not tensor.is_cpu and tensor.numel():
+                runtime.hold(tensor, stream)
+    return bool(streams)
+
+
+def callers_streams() -> list[tuple[Runtime, Stream]]:
+    """The stream that is current in the calling thread on its current device; none if no accelerator is in use."""
+    runtime = accelerator()
+    if runtime is None or not runtime.started():
+        return []
+    return [(runtime, runtime.current_stream(runtime.current_device()))]
 
 
 def _failure(error: BaseException | None) -> Exception:
@@ -217,7 +275,7 @@ class Departure:
                 devices[memory.device] = (runtime, index, runtime.record(runtime.current_stream(index)))
         return cls(flat, devices) if devices else None
 
-    def begin(self, home: LoopHome, then: Callable[[Flat | None, Exception | None], None]) -> None:
+    def begin(self, home: LoopHome, then: Callable[[Flat | None, Exception | None], None], on_begun: OnBegun | None = None) -> None:
         """Copy to host memory; then the same message with its leaves there, or why that is not possible. Home thread."""
         flat = self._flat
 
@@ -229,7 +287,7 @@ class Departure:
             leaves = [leaf if _at_home(leaf) else Leaf(leaf.spec, None, next(left), None) for leaf in flat.leaves]
             then(Flat(flat.kind, flat.skeleton, leaves, flat.flags), None)
 
-        travel(home, sum(leaf.nbytes for leaf in flat.leaves if not _at_home(leaf)), self._copy, arrived)
+        travel(home, sum(leaf.nbytes for leaf in flat.leaves if not _at_home(leaf)), self._copy, arrived, on_begun)
 
     def _copy(self) -> Trip:
         """Any thread."""
@@ -283,12 +341,14 @@ class Landing:
         devices: Sequence[Device],
         target: torch.device,
         then: Callable[[list[torch.Tensor] | None, Exception | None], None],
+        on_begun: OnBegun | None = None,
     ) -> bool:
         """Bring the leaves that were on accelerators to a device, or to CPU memory, and call back with all leaves.
 
         Args:
             sources: the leaves as one-dimensional uint8 tensors, wherever they are.
             devices: where they were at the sender.
+            on_begun: see `travel`; not for tensors that come to CPU memory.
 
         Returns:
             False if all of them are where they should be; nothing is called then.
@@ -306,14 +366,22 @@ class Landing:
                 events.append(happened)
             return tensors, events[-1:] if _one_stream(sources, moves) else events
 
-        travel(self._home, sum(sources[index].numel() for index in moves), begin, then)
+        early = None if target.type == "cpu" else on_begun
+        travel(self._home, sum(sources[index].numel() for index in moves), begin, then, early)
         return True
 
     @staticmethod
     def _places(devices: Sequence[torch.device]) -> list[tuple[Runtime, int]]:
         return [place_of(device) for device in devices if device.type != "cpu"]
 
-    def fill(self, out: torch.Tensor, source: torch.Tensor, ready: Ready | None, then: Callable[[Exception | None], None]) -> None:
+    def fill(
+        self,
+        out: torch.Tensor,
+        source: torch.Tensor,
+        ready: Ready | None,
+        then: Callable[[Exception | None], None],
+        on_begun: OnBegun | None = None,
+    ) -> None:
         """Copy into the caller's own tensor, one of the two being on a device; `ready`: what is to be over before that is written to."""
         target = byte_tensor(out)
 
@@ -328,7 +396,7 @@ class Landing:
                 copy_bytes(target, tensors[0])
             then(error)
 
-        travel(self._home, target.numel(), begin, over)
+        travel(self._home, target.numel(), begin, over, None if target.is_cpu else on_begun)
 
     @staticmethod
     def snapshot(tensor: torch.Tensor) -> torch.Tensor:

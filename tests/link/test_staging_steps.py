@@ -303,6 +303,57 @@ def test_the_default_device_of_a_worker(two: Two, fake: FakeAccelerator) -> None
         assert holds(fake, got.result()[0])
 
 
+def test_a_receive_in_the_order_of_the_stream(two: Two, fake: FakeAccelerator) -> None:
+    two.send([fake.tensor(VALUES)])
+    fake.drain()
+    two.flow()
+    mine = fake.new_stream()
+    fake.set_stream(mine)
+    got = two.b.exchange.recv_to(two.b.other, 0, 0, None, None)
+    assert got.wait_stream() is got
+    two.flow()
+    assert got.done()
+    assert mine.queue  # the device has done nothing yet
+    tensor = got.result()[0]
+    fake.launch("a use in the order of the stream", mine, lambda: None, reads=[tensor], ticks=FOREVER)
+    assert holds(fake, tensor)
+
+
+def test_a_tensor_received_in_the_order_of_the_stream(two: Two, fake: FakeAccelerator) -> None:
+    out = fake.late(torch.zeros_like(VALUES))
+    got = two.b.exchange.recv_tensor(two.b.other, 0, out, 0, None)
+    got.wait_stream()
+    two.send_tensor(VALUES)
+    two.flow()
+    assert got.done()
+    assert holds(fake, out)
+
+
+def test_a_send_in_the_order_of_the_stream(two: Two, fake: FakeAccelerator) -> None:
+    tensor = fake.late(VALUES, ticks=50)
+    sent = two.a.exchange.send(two.a.other, 0, [tensor], 0, None)
+    sent.wait_stream()
+    two.flow()
+    assert sent.done()
+    tensor.zero_()  # on the stream that waits for the copy
+    got = two.recv()
+    two.settle(fake)
+    assert holds(fake, got.result()[0])
+
+
+def test_what_is_in_cpu_memory_has_no_order(two: Two, fake: FakeAccelerator) -> None:
+    sent = two.a.exchange.send(two.a.other, 0, [fake.late(VALUES, ticks=50), VALUES], 0, None)
+    sent.wait_stream()
+    two.flow()
+    assert not sent.done()
+    got = two.recv("cpu")
+    got.wait_stream()
+    two.settle(fake)
+    two.settle(fake)
+    assert sent.done()
+    assert holds(fake, got.result()[0])
+
+
 # ---- without one of the waits
 
 
