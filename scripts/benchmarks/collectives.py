@@ -56,7 +56,8 @@ def main(arguments: Sequence[str]) -> int:
 
 # ---- processes
 
-_context = multiprocessing.get_context("spawn")
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload([__name__])  # torch is imported once
 
 
 def _processes(size: int, target: Callable[..., None], *args: Any) -> dict[str, float]:
