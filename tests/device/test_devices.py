@@ -236,3 +236,16 @@ async def test_a_worker_that_ends_in_the_middle(fake: FakeAccelerator, maker: Fa
     assert len(ended) == 10
     ended.clear()
     assert nothing_left(fake)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("backend", ["cuda_ipc", "nccl"])
+async def test_what_was_received_lives_as_long_as_it_is_used(fake: FakeAccelerator, maker: FakeMaker, backend: Backend) -> None:
+    async with workers(backend) as (a, b):
+        work = a.send(fake.late(VALUES), "b:0")
+        got = await b.recv("a:0")
+        await work
+        fake.launch("a use of it", fake.current_stream(1), lambda: None, reads=[got], ticks=1000)
+        del got, work  # the device is not through with it, and nobody may get its memory before that
+        gc.collect()
+    assert fake.faults == []
