@@ -174,6 +174,7 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls):
         self._manager: Lifeline | None = None
         self._self: Self | None = None
         self._closing: AsyncWork[None] | None = None
+        self._failure: str | None = None
         self._streams: set[Membership] = set()
         self._ready: asyncio.Future[tuple[Self, Lifeline]] = home.loop.create_future()
         self._started: AsyncWork[None] = AsyncWork(home, "init", abort=lambda _: None)
@@ -317,11 +318,13 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls):
             raise
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._note_failure(error)
         await self._close()
 
     def __enter__(self) -> Worker:
         if self.home.on_home():
+            self._close()  # nobody has another handle on it
             raise UsageError("`with` would block the event loop", hint="use `async with aiorlinf.init(...)`, or loop='thread'")
         try:
             self._started.wait()
@@ -330,10 +333,16 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls):
             raise
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._note_failure(error)
         self._close().wait()
         if self._thread is not None:
             self._thread.join()
+
+    def _note_failure(self, error: BaseException | None) -> None:
+        """A block that is left by an error: what others may take for a good end is not one. To be cancelled, or Ctrl-C, is no error."""
+        if isinstance(error, Exception) and not isinstance(error, asyncio.CancelledError):
+            self._failure = f"{type(error).__name__}: {error}"
 
     # ---- facts
 
@@ -513,7 +522,7 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls):
         if self._closing is not None:
             return self._closing
         if self.home.on_home():
-            self._channels.close()  # what goes back to a channel is still sent
+            self._channels.close(self._failure)  # what goes back to a channel is still sent
         self._exchange.close()
         work = _Closing(self.home, "close")
         self._closing = work
@@ -538,7 +547,7 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls):
         await asyncio.wait([self._starting])
         for stream in list(self._streams):
             stream.end(ClosedError("the worker was closed", local=self.address))
-        self._channels.close()
+        self._channels.close(self._failure)
         if self._host is not None:
             self._host.close()
         if timeout is None:

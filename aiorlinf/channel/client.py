@@ -14,7 +14,7 @@ import orjson
 
 from aiorlinf.channel.arrival import Arrival
 from aiorlinf.channel.calls import GetCall
-from aiorlinf.channel.entries import GETS, HEAD, HELLO, REPLIES, REQUESTS, RETURNS, Bits, Entry, Op, entries, entry
+from aiorlinf.channel.entries import GETS, HEAD, HELLO, LIFE, REPLIES, REQUESTS, RETURNS, Bits, Entry, Op, encode_end, entries, entry
 from aiorlinf.channel.faults import decode_error
 from aiorlinf.channel.watching import watch
 from aiorlinf.errors import AiorlinfError, ClosedError, UnsupportedObject, WireError
@@ -401,13 +401,15 @@ class Conversation:
         for work in asks.values():
             work._fail(self.cause())
 
-    def close(self) -> None:
-        """Our worker is closing: what nobody has taken goes back."""
+    def close(self, failure: str | None = None) -> None:
+        """Our worker is closing, perhaps because of a failure: what nobody has taken goes back."""
         for held in list(self._untaken.values()):
             work = held() if type(held) is weakref.ref else held
             if work is not None:
                 work.cancel()
         self.flush()
+        if failure is not None:
+            post(self.exchange, self.host, LIFE, encode_end(failure))
         self.end(ClosedError("the worker was closed"))
 
 

@@ -40,12 +40,14 @@ from typing import NamedTuple
 from aiorlinf.channel.records import Key
 from aiorlinf.errors import WireError
 
-__all__ = ["FIXED", "GETS", "HEAD", "HELLO", "LIFE", "PUTS", "REPLIES", "REQUESTS", "RETURNS", "Bits", "Entry", "Op", "decode_key",
-           "encode_key", "entries", "entry"]  # fmt: skip
+__all__ = ["FIXED", "GETS", "HEAD", "HELLO", "LIFE", "PUTS", "REPLIES", "REQUESTS", "RETURNS", "Bits", "Entry", "Op", "decode_end",
+           "decode_key", "encode_end", "encode_key", "entries", "entry"]  # fmt: skip
 
 REQUESTS, REPLIES, PUTS, GETS, RETURNS, LIFE = range(1, 7)
-"""Reserved contexts: entries to and from the channel worker, large payloads of puts, of gets, and of gets that go back; one in which
-nothing is ever sent, so that a receive there ends with the link."""
+"""Reserved contexts: entries to and from the channel worker, large payloads of puts, of gets, and of gets that go back; one in which a
+receive ends with the link, unless the peer says there before that an error is what ends it."""
+
+_CAUSE_BYTES = 1000
 
 HEAD = struct.Struct("<QB")
 """Number of the conversation, flags."""
@@ -170,3 +172,13 @@ def decode_key(data: bytes) -> Key:
     except ValueError:
         pass
     raise WireError(f"{data[:40]!r} is not a key")
+
+
+def encode_end(cause: str) -> bytes:
+    """What a worker that ends because of an error says on LIFE, so that its leaving is not taken for a good end."""
+    return cause.encode("utf-8", "replace")[:_CAUSE_BYTES]
+
+
+def decode_end(body: bytes | None) -> str:
+    """The cause; whatever else a peer sends there is one, too."""
+    return (body or b"")[:_CAUSE_BYTES].decode("utf-8", "replace") or "it ended with an error"

@@ -102,7 +102,7 @@ class ChannelHub:
         if self._conversations.get(conversation.host) is conversation:
             del self._conversations[conversation.host]
 
-    def close(self) -> None:
-        """The worker is closing."""
+    def close(self, failure: str | None = None) -> None:
+        """The worker is closing, perhaps because of a failure: then its channels count it as lost, not as done."""
         for conversation in list(self._conversations.values()):
-            conversation.close()
+            conversation.close(failure)

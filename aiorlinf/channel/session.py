@@ -13,7 +13,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import orjson
 
 from aiorlinf.channel.client import post
-from aiorlinf.channel.entries import GETS, HEAD, LIFE, PUTS, REPLIES, RETURNS, Bits, Entry, Op, decode_key, encode_key, entries, entry
+from aiorlinf.channel.entries import (
+    GETS,
+    HEAD,
+    LIFE,
+    PUTS,
+    REPLIES,
+    RETURNS,
+    Bits,
+    Entry,
+    Op,
+    decode_end,
+    decode_key,
+    encode_key,
+    entries,
+    entry,
+)
 from aiorlinf.channel.faults import encode_error
 from aiorlinf.channel.handle import Handle
 from aiorlinf.channel.records import Delivery, Get, Item, Put, PutState, Rejected
@@ -143,8 +158,7 @@ class Session:
             return
         error = work.exception()
         if error is None:
-            log.error("%s sent something that it should not", self.peer)
-            self.watch_life()
+            self.end(decode_end(work.result().small))
         elif isinstance(error, PeerLeft):
             self.end(None)
         else:
@@ -517,6 +531,7 @@ class Session:
             self._send_large(piece, payload, slot)
 
     def _send_large(self, piece: _Piece, parcel: Parcel, slot: int) -> None:
+        self.flush()  # so that what says where it goes leaves in one write with it
         keep = piece.delivery is None or piece.delivery.get.lease
         try:
             work = self._exchange.send_parcel(self.peer, GETS, slot, parcel, keep=keep)

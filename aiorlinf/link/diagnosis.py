@@ -7,10 +7,12 @@ one wants to see it. Nothing here waits, and nothing is changed.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import traceback
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
 from aiorlinf.errors import UsageError
@@ -18,7 +20,7 @@ from aiorlinf.link.link import Link, LinkState
 from aiorlinf.link.pending import PendingOperation, pending_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
     from aiorlinf.link.table import LinkTable
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["describe", "dump_all", "dump_on_signal", "pending", "register"]
 
 _TRIES = 5
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 _reporters: weakref.WeakSet[object] = weakref.WeakSet()
 """Workers that are alive; each has a `dump` method."""
@@ -53,24 +56,37 @@ def describe(name: str, table: LinkTable, home: LoopHome) -> str:
 
 
 def _lines(name: str, table: LinkTable, home: LoopHome) -> Iterator[str]:
-    yield f"{name}: {len(table.links())} links, {len(pending(table))} operations pending"
-    for link in table.links():
+    yield f"{name}: {_count(len(table.links()), 'link')}, {_count(len(pending(table)), 'operation')} pending"
+    for link in table.all_links():
         yield f"  {_link(link)}"
-        for operation in pending_on(link):
-            yield f"    {operation}"
+        yield from _operations("    ", pending_on(link))
     for inbox in list(table.inboxes):
-        for operation in inbox.pending():
-            yield f"  {operation}"
+        yield from _operations("  ", inbox.pending())
     where = _busy_at(home)
     if where:
         yield "  its loop is running:"
         yield from (f"    {line}" for line in where)
 
 
+def _operations(indent: str, operations: Iterable[PendingOperation]) -> Iterator[str]:
+    """One line each; those that differ in their age only share one."""
+    seen: dict[PendingOperation, tuple[str, int]] = {}
+    for operation in operations:
+        alike = replace(operation, elapsed_s=None)
+        text, number = seen.get(alike, (str(operation), 0))
+        seen[alike] = text, number + 1
+    for text, number in seen.values():
+        yield f"{indent}{text}" + (f" (and {number - 1} more like it)" if number > 1 else "")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def _link(link: Link) -> str:
     text = f"link to {link.identity or link.remote}: {link.state.value}"
     if link.state is LinkState.UP:
-        text += f" over {link.address}, large payloads over {link.backend}"
+        text += f" over {link.address or 'memory'}, large payloads over {link.backend}"
     if link.missing:
         text += ", the manager does not know it (yet)"
     unread = len(link.mailbox)
@@ -84,10 +100,11 @@ def _busy_at(home: LoopHome) -> list[str]:
     """Where the thread of a loop is, if that is not in the loop itself waiting for something to do, nor here."""
     frame = sys._current_frames().get(home.thread_id)
     stack = traceback.extract_stack(frame) if frame is not None else []
-    inner = [entry for entry in stack if entry.filename != __file__]
-    if not inner or inner[-1].name in ("select", "run_forever", "_run_once", "run_until_complete", "run"):
+    while stack and stack[-1].filename.startswith(_PACKAGE):
+        stack.pop()  # who asks
+    if not stack or stack[-1].name in ("select", "run_forever", "_run_once", "run_until_complete", "run"):
         return []
-    return [f"{entry.filename}:{entry.lineno} in {entry.name}" for entry in inner[-6:]]
+    return [f"{entry.filename}:{entry.lineno} in {entry.name}" for entry in stack[-6:]]
 
 
 def dump_all(file: TextIO | None = None) -> None:

@@ -89,6 +89,11 @@ class Parcel:
         self.sender: Identity | None = None
         self.uncertain = False
 
+    @property
+    def small(self) -> bytes | None:
+        """The message as it came, if it is a small one."""
+        return self._body
+
     @classmethod
     def of(cls, message: Incoming) -> Parcel:
         """What a complete message holds. The message must be let go of afterwards."""

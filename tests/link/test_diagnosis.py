@@ -57,7 +57,23 @@ async def test_every_kind_of_operation_is_listed_with_what_it_waits_for() -> Non
             work.cancel()
         assert a.pending() == []
         await inbox.aclose()
+        await b.close()
+        while any(link.remote == "b:0" for link in a.stats().links):
+            await asyncio.sleep(0.001)
+        assert "1 unread messages (tags 7)" in a.dump(), "also of one that has left"
+        assert "is running" not in a.dump(), "nothing holds the loop up but this question"
         assert await a.recv("b:0", tag=7) == "for nobody yet"
+
+
+@pytest.mark.asyncio
+async def test_operations_that_are_alike_share_a_line() -> None:
+    async with init("a:0") as a:
+        works = [a.recv("b:0", tag=tag) for tag in (1, 2, 2, 2)]
+        lines = a.dump().splitlines()
+        assert sum("recv <- b:0" in line for line in lines) == 2
+        assert any("tag 2" in line and "and 2 more like it" in line for line in lines)
+        for work in works:
+            work.cancel()
 
 
 @pytest.mark.asyncio
