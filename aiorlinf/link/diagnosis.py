@@ -31,6 +31,9 @@ __all__ = ["describe", "dump_all", "dump_on_signal", "pending", "register"]
 _TRIES = 5
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
+_in_handler = False
+"""A signal handler asks: the thread that it interrupted may be the loop's."""
+
 _reporters: weakref.WeakSet[object] = weakref.WeakSet()
 """Workers that are alive; each has a `dump` method."""
 
@@ -98,6 +101,8 @@ def _link(link: Link) -> str:
 
 def _busy_at(home: LoopHome) -> list[str]:
     """Where the thread of a loop is, if that is not in the loop itself waiting for something to do, nor here."""
+    if home.on_home() and not _in_handler:
+        return []  # it runs whoever asks
     frame = sys._current_frames().get(home.thread_id)
     stack = traceback.extract_stack(frame) if frame is not None else []
     while stack and stack[-1].filename.startswith(_PACKAGE):
@@ -154,7 +159,12 @@ def dump_on_signal(signum: int = signal.SIGUSR1, file: TextIO | None = None) -> 
         before = signal.getsignal(signum)
 
         def handler(number: int, frame: FrameType | None) -> None:
-            dump_all(file)
+            global _in_handler
+            _in_handler = True
+            try:
+                dump_all(file)
+            finally:
+                _in_handler = False
             if callable(before):
                 before(number, frame)
 
