@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.benchmarks.channel import CHANNEL
 from scripts.benchmarks.contender import CONTENDERS
 from scripts.benchmarks.footprint import Footprint
 from scripts.benchmarks.host import HOST
@@ -59,6 +60,7 @@ def table_rows(output: str) -> dict[str, dict[str, list[str]]]:
         pytest.param(HOST, ("ours-shm", "ours-stream"), id="host-ours"),
         pytest.param(HOST, ("raw-gloo", "pipe"), id="host-blocking-peers"),
         pytest.param(HOST, ("zmq", "torch-queue"), id="host-other-peers"),
+        pytest.param(CHANNEL, ("bare", "ours-channel"), id="channel"),
     ],
 )
 def test_a_quick_run_measures_every_row_of_the_chosen_contenders(suite: Suite, contenders: tuple[str, ...], tmp_path: Path) -> None:

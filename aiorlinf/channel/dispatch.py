@@ -112,7 +112,7 @@ class Dispatch:
         holder: Consumer | None = None
         longest = 0.0
         for other in self.consumers.longest():
-            if other is not taker and other.pending_items > 1 and (lane := self._own[other].get(key)) is not None and lane.items:
+            if other is not taker and other.pending_items and (lane := self._own[other].get(key)) is not None and lane.items:
                 ahead = other.pending_weight / (other.speed or 1.0)
                 if holder is None or ahead > longest:
                     holder, longest = other, ahead

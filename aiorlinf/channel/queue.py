@@ -221,10 +221,10 @@ class ChannelQueue:
         lane.wait(get)
         consumer.asking += 1
         if self._served(get, lane, now):
-            if self.roster.ended:
-                self._check_end(now)  # others may have waited for what this one took
+            self._check_end(now)  # others may have waited for what this one took
             return
         if self.length and not lane.items and self.dispatch.move_to(consumer, key, now) and self._served(get, lane, now):
+            self._check_end(now)
             return
         if self.roster.ended and self._drained(get):
             self._dismiss(lane, get, self.roster.error("get"))
@@ -252,6 +252,7 @@ class ChannelQueue:
             get.consumer.asking -= 1
             if was_first:
                 self._serve(lane, now)  # a batch may have held up smaller ones
+                self._check_end(now)
             self.dispatch.tidy(get.consumer, get.key)
 
     def _serve(self, lane: Lane, now: float) -> None:
@@ -408,6 +409,7 @@ class ChannelQueue:
                 for key, lane in self.dispatch.lanes_of(consumer):
                     if not lane.items and lane.first() is not None and self.dispatch.move_to(consumer, key, now):
                         self._serve(lane, now)
+        self._check_end(now)
         return over
 
     @property
@@ -427,6 +429,7 @@ class ChannelQueue:
             raise UsageError(f"channel {self.name!r} has a consumer {consumer.name!r} already", hint="give each consumer its own name")
         for lane in self.dispatch.join(consumer):
             self._serve(lane, now)
+        self._check_end(now)
 
     def leave_consumer(self, consumer: Consumer, now: float, error: BaseException | None = None) -> None:
         """A consumer is gone: its leases and what waits for it go to the others, its gets end with `error` (None: nobody is left to tell).

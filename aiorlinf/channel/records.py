@@ -317,8 +317,12 @@ class Delivery:
         self.get = get
         self.items = items
         self.given = given
-        self.weight = sum(item.weight for item in items)
-        self.nbytes = sum(item.nbytes for item in items)
+        if len(items) == 1:
+            self.weight = items[0].weight
+            self.nbytes = items[0].nbytes
+        else:
+            self.weight = sum(item.weight for item in items)
+            self.nbytes = sum(item.nbytes for item in items)
         self.deadline = None if get.lease_seconds is None else given + get.lease_seconds
         self.open = True
         self.before = 0

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from scripts.benchmarks import choice, choice_plot, collectives, membership, plot, table
+from scripts.benchmarks.channel import CHANNEL
 from scripts.benchmarks.compression import COMPRESSION
 from scripts.benchmarks.driver import run_rounds
 from scripts.benchmarks.host import HOST
@@ -24,7 +25,7 @@ from scripts.benchmarks.results import Results
 
 __all__ = ["main"]
 
-SUITES: Final = {suite.name: suite for suite in (P2P, HOST, COMPRESSION)}
+SUITES: Final = {suite.name: suite for suite in (P2P, HOST, COMPRESSION, CHANNEL)}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

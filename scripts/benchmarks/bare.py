@@ -32,6 +32,8 @@ __all__ = ["Bare"]
 
 WARM_UP: Final = 50
 ROUND_TRIPS: Final = ("small_dict_rtt", "small_tensor_rtt", "first_message")
+STREAMS: Final = {"stream_256B": 64, "channel_items": 256}
+"""Elements of each tensor."""
 BOTH_WAYS: Final = ("loop_delay", "both_directions")
 
 
@@ -68,6 +70,9 @@ class Bare(Contender):
         if variant == "memcpy_both":
             found = limits.memcpy("memcpy_warm", replace(effort, tensor_bytes=effort.both_ways_bytes, transfers=effort.both_ways_messages))
             return {"rate": 2 * found["rate"]} if self.leads else {}
+        if variant == "memcpy_1MiB":
+            small = replace(effort, tensor_bytes=1 << 20, transfers=40 * effort.transfers)
+            return limits.memcpy("memcpy_warm", small) if self.leads else {}
         if variant.startswith("memcpy"):
             return limits.memcpy(variant, effort) if self.leads else {}
         if variant == "idle":
@@ -115,8 +120,8 @@ class Bare(Contender):
                 return {"first": time.perf_counter()}
             took = sorted(ping.took[WARM_UP:])
             return {"time": took[len(took) // 2] * 1e6}
-        if case == "stream_256B":
-            source = StreamSource(transport, effort.stream_messages, BLOCK_MESSAGES if "coalesced" in variant else 1)
+        if case in STREAMS:
+            source = StreamSource(transport, effort.stream_messages, BLOCK_MESSAGES if "coalesced" in variant else 1, STREAMS[case])
             transport.set_protocol(source)
             start = time.perf_counter()
             await source.run()
@@ -144,8 +149,8 @@ class Bare(Contender):
             return {}
         if case in ROUND_TRIPS:
             part: Part = ByteEcho(transport) if variant.startswith("byte") else ObjectEcho(transport, payload)
-        elif case == "stream_256B":
-            part = StreamSink(transport, effort.stream_messages)
+        elif case in STREAMS:
+            part = StreamSink(transport, effort.stream_messages, STREAMS[case])
         elif case == "tensor":
             part = Bulk(transport, effort.tensor_bytes, effort.transfers + 1, fresh="fresh" in variant, acknowledge=True)
         else:

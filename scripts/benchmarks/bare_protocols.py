@@ -262,9 +262,10 @@ class ObjectTalk(Answer, asyncio.Protocol):
 class StreamSource(Part, asyncio.Protocol):
     """Frames small tensors and writes them, each alone or many in one write, held back only by the transport."""
 
-    def __init__(self, transport: asyncio.Transport, count: int, per_write: int) -> None:
+    def __init__(self, transport: asyncio.Transport, count: int, per_write: int, elements: int) -> None:
         super().__init__(transport)
         self.count = count
+        self.elements = elements
         self.per_write = per_write
         self.may_write = asyncio.Event()
         self.may_write.set()
@@ -280,7 +281,7 @@ class StreamSource(Part, asyncio.Protocol):
 
     async def run(self) -> None:
         """Send everything and wait until the other end has it."""
-        tensors = make_stream()
+        tensors = make_stream(self.elements)
         pack, distinct, sent = LENGTH.pack, len(tensors), 0
         while sent < self.count:
             if not self.may_write.is_set():
@@ -297,10 +298,11 @@ class StreamSource(Part, asyncio.Protocol):
 class StreamSink(Answer, asyncio.Protocol):
     """Makes a tensor of its own from each frame and says when it has them all."""
 
-    def __init__(self, transport: asyncio.Transport, count: int) -> None:
+    def __init__(self, transport: asyncio.Transport, count: int, elements: int) -> None:
         super().__init__(transport)
         self.reader = FrameReader()
         self.count = count
+        self.elements = elements
         self.got = 0
         self.last: torch.Tensor | None = None
 
@@ -311,7 +313,7 @@ class StreamSink(Answer, asyncio.Protocol):
         self.last = made_from(body)
         self.got += 1
         if self.got == self.count:
-            check_stream(self.last, self.count - 1)
+            check_stream(self.last, self.count - 1, self.elements)
             self.transport.write(DONE)
 
 

@@ -37,6 +37,8 @@ CONTENDERS: Final[dict[str, str]] = {
     "zmq": "scripts.benchmarks.zmq_peer:Zmq",
     "torch-queue": "scripts.benchmarks.torch_queue:TorchQueue",
     "ray": "scripts.benchmarks.ray_peer:Ray",
+    "ours-channel": "scripts.benchmarks.channel_ours:OursChannel",
+    "ray-queue": "scripts.benchmarks.ray_queue:RayQueue",
     "link-100m": "scripts.benchmarks.compressed:Link100M",
     "link-1g": "scripts.benchmarks.compressed:Link1G",
     "link-10g": "scripts.benchmarks.compressed:Link10G",

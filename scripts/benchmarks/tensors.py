@@ -56,14 +56,14 @@ def check_kept(kept: Sequence[torch.Tensor], messages: int) -> None:
         raise AssertionError("a tensor that was kept has changed")
 
 
-def make_stream() -> list[torch.Tensor]:
+def make_stream(elements: int = STREAM_ELEMENTS) -> list[torch.Tensor]:
     """The few distinct small tensors that a stream of messages cycles through."""
-    return [torch.arange(STREAM_ELEMENTS, dtype=torch.float32) + index for index in range(_DISTINCT)]
+    return [torch.arange(elements, dtype=torch.float32) + index for index in range(_DISTINCT)]
 
 
-def check_stream(tensor: torch.Tensor, index: int) -> None:
+def check_stream(tensor: torch.Tensor, index: int, elements: int = STREAM_ELEMENTS) -> None:
     """Raise unless ``tensor`` is the one that message ``index`` carried."""
-    if tensor.dtype != torch.float32 or tensor.tolist() != [float(index % _DISTINCT + i) for i in range(STREAM_ELEMENTS)]:
+    if tensor.dtype != torch.float32 or tensor.tolist() != [float(index % _DISTINCT + i) for i in range(elements)]:
         raise AssertionError(f"message {index} does not hold what was sent")
 
 

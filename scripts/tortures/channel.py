@@ -28,7 +28,7 @@ LARGE_SHARE = 0.1
 MIB = 1 << 20
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["scripts.tortures.channel"])
+_context.set_forkserver_preload(["aiorlinf.worker", "scripts.tortures.channel"])
 
 
 @dataclass

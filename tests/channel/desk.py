@@ -6,7 +6,7 @@ from typing import Any
 
 from aiorlinf.channel.budget import ByteBudget
 from aiorlinf.channel.queue import ChannelQueue
-from aiorlinf.channel.records import Consumer, Delivery, Get, Key, Producer, Put, Rejected
+from aiorlinf.channel.records import Consumer, Delivery, Get, Key, Producer, Put, PutState, Rejected
 
 __all__ = ["Desk"]
 
@@ -74,9 +74,10 @@ class Desk:
         while self.queue.told:
             each = self.queue.told.popleft()
             if isinstance(each, Put):
-                self.admitted.append(each)
-                if not self.slow:
-                    self.commit(each)
+                if each.state == PutState.ADMITTED:
+                    self.admitted.append(each)
+                    if not self.slow:
+                        self.commit(each)
             elif isinstance(each, Rejected):
                 self.errors[each.request] = each.error
             else:

@@ -24,6 +24,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("get"), st.sampled_from(NAMES), st.sampled_from([None, "k"]), st.sampled_from([None, 3.0]), st.booleans()),
     st.tuples(st.sampled_from(["commit", "retract", "cancel", "taken", "returned", "expire"]), st.integers(0, 7)),
     st.tuples(st.sampled_from(["leave", "join"]), st.sampled_from(NAMES)),
+    st.tuples(st.just("end")),
 )
 
 
@@ -58,7 +59,12 @@ class Run:
         desk, queue = self.desk, self.desk.queue
         desk.now += 1.0
         match event:
-            case ("put", key, weight):
+            case ("end",) if "p" in queue.roster.open and self.number > 5:
+                for put in [*desk.admitted, *queue.waiting_puts()]:
+                    queue.retract(put, desk.now)
+                desk.admitted.clear()
+                queue.leave_producer(desk.producers["p"], desk.now)
+            case ("put", key, weight) if not queue.roster.closed:
                 self.number += 1
                 desk.put(self.number, key=key, weight=weight)
             case ("get", name, key, target, lease):
@@ -97,6 +103,8 @@ class Run:
         assert Counter([*here, *out, *self.taken, *self.lost]) == Counter(desk.committed)
         assert queue.length == len(here)
         assert queue.nbytes == len(here) + len(out) + len(desk.admitted)
+        if queue.roster.ended and not queue.length and not queue.admitted and not queue.open_leases():
+            assert not any(lane.line() for _, _, lane in queue.dispatch.lanes())  # everybody has heard of it
         for _, _, lane in queue.dispatch.lanes():
             order = [item.seq for item in lane.items]
             assert order == sorted(order)
@@ -117,8 +125,8 @@ MAKERS: dict[str, Callable[[], LoadBalancePolicy] | None] = {**POLICIES, "moody"
 
 
 @pytest.mark.parametrize("policy", MAKERS)
-@given(events=st.lists(EVENTS, max_size=50))
-@settings(max_examples=examples(60))
+@given(events=st.lists(EVENTS, min_size=15, max_size=70))
+@settings(max_examples=examples(150))
 def test_nothing_is_lost_and_nothing_comes_twice(policy: str, events: list[Any]) -> None:
     make = MAKERS[policy]
     run = Run(None if make is None else make())

@@ -337,3 +337,22 @@ def test_a_consumers_name_is_its_own() -> None:
     desk.consumer("a")
     with pytest.raises(UsageError, match="a consumer 'a' already"):
         desk.queue.join_consumer(Consumer("a"), 0.0)
+
+
+def test_who_runs_out_at_the_end_hears_of_it() -> None:
+    desk = Desk(policy=PerformanceAware())
+    for name in ("a", "b", "c"):
+        desk.consumer(name)
+    for number in range(3):
+        desk.put(number)
+    desk.queue.leave_producer(desk.producer(), 1.0)
+    assert desk.take("c") == 2
+    assert desk.take("b") == 1
+    desk.now = 1.0
+    waiting, other = desk.get("c"), desk.get("b")
+    assert not desk.errors  # there is still one, for a
+    desk.now = 100.0
+    desk.queue.tick(desk.now)  # by now it should have been asked for
+    desk.work()
+    assert [desk.got.get(get) for get in (waiting, other)].count([0]) == 1
+    assert [isinstance(desk.errors.get(get), ChannelClosed) for get in (waiting, other)].count(True) == 1
