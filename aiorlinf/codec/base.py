@@ -93,6 +93,11 @@ class Codec(ABC, Generic[P]):
         """So many bytes it compresses in less time than it takes to hand them to a thread and back: the loop may do that itself."""
         return 0
 
+    def looker(self) -> Context | None:
+        """A context of this codec that looks at some ten kilobytes on the loop, without waiting for another and however hard the codec
+        works otherwise; the same each time. None: it has none that is quick."""
+        return None
+
     @abstractmethod
     def context(self) -> Context:
         """A new context. One that costs nothing may be the same each time, and then takes any number of calls at once."""

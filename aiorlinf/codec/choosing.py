@@ -1,12 +1,13 @@
 """``codec: auto``: which codec, if any, is the quickest for what one link carries. Pure: no clock, no threads.
 
-Messages are told apart by kind (their dtypes, and roughly their size). For each kind every choice has a cost, in seconds per byte:
+Messages are told apart by kind (their dtypes, and roughly their size and how much smaller they get). For each kind every choice has a
+cost, in seconds per byte:
 
 - at first a prediction. Samples of real messages tell each codec's ratio and rates, messages that went as they are tell the link's rate,
   and sending is as quick as the slowest of compressing, the link and decompressing, for they overlap.
 - then what was measured: the time from the moment a message began to be sent, or the one before it was over, until the peer had all of
   it; the best of the last few. So what a prediction leaves out (threads, other work on either machine) is in it. One measurement alone
-  counts half, with the prediction.
+  counts half, with the prediction. What it shows of one codec is expected of the others.
 
 The cheapest is taken; another one has to be clearly cheaper than the one in use. A prediction is optimistic, so what might be better is
 tried, and then known. The world changes: measurements expire, samples are taken again now and then (and if the data has changed,
@@ -44,6 +45,9 @@ _EXPIRES_MESSAGES = 100
 _SAMPLE_AGAIN_S = 10.0
 _SAMPLE_AGAIN_MESSAGES = (10, 200)
 """Not before so many, and after so many in any case."""
+_WORTH_A_TRY = 1.01
+"""A codec that makes samples less than so many times smaller can only be slower."""
+
 _OTHER_RATIO = 1.25
 _CLEARLY = 0.93
 _PROBE_AGAIN_S = 20.0
@@ -154,7 +158,9 @@ class Chooser:
         if kind.measured is None:
             kind.choice, kind.why = kind.choice or RAW, "until its first samples are looked at"
             return kind.choice
-        costs = {label: self._cost(kind, label, nbytes, rate, now) for label in (RAW, *kind.measured)}
+        factor = self._factor(kind, nbytes, rate, now)
+        able = [label for label, found in kind.measured.items() if found.ratio >= _WORTH_A_TRY]
+        costs = {label: self._cost(kind, label, nbytes, rate, factor, now) for label in (RAW, *able)}
         best = min(costs, key=costs.__getitem__)
         present = kind.choice
         if present in costs and costs[best] > costs[present] * _CLEARLY:
@@ -167,17 +173,27 @@ class Chooser:
             return RAW
         return best
 
-    def _cost(self, kind: _Kind, label: str, nbytes: int, rate: float, now: float) -> float:
+    def _factor(self, kind: _Kind, nbytes: int, rate: float, now: float) -> float:
+        """How many times as long codecs take in messages as they took with samples, by the best of those that were used lately."""
+        assert kind.measured is not None
+        found = []
+        for label, measured in kind.measured.items():
+            known = min(kind.costs(label, now), default=0.0)
+            if 1 / (measured.ratio * rate) < known / 2:  # it was the codec that the message waited for
+                found.append(known / self._predict(measured, nbytes, math.inf, 1.0))
+        return max(min(found, default=1.0), 1.0)
+
+    def _cost(self, kind: _Kind, label: str, nbytes: int, rate: float, factor: float, now: float) -> float:
         known = kind.costs(label, now)
         if len(known) > 1:
             return min(known)
         assert kind.measured is not None
-        predicted = 1 / rate if label == RAW else self._predict(kind.measured[label], nbytes, rate)
+        predicted = 1 / rate if label == RAW else self._predict(kind.measured[label], nbytes, rate, factor)
         # One alone may have been bad luck, and a codec's first use takes longer: it gets another chance, if it may be worth it.
         return math.sqrt(predicted * known[0]) if known else predicted
 
-    def _predict(self, found: Measured, nbytes: int, rate: float) -> float:
-        steps = (1 / found.compress, 1 / (found.ratio * rate), 1 / found.decompress)
+    def _predict(self, found: Measured, nbytes: int, rate: float, factor: float) -> float:
+        steps = (factor / found.compress, 1 / (found.ratio * rate), factor / found.decompress)
         if nbytes < _PIPELINED_BYTES:
             return sum(steps)
         return max(steps[0] / self._threads, steps[1], steps[2] / self._threads)

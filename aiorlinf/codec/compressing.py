@@ -185,7 +185,7 @@ class LeafCompressor:
         self._chunks = self._header.chunks if nbytes else 0
         self._overhead = LEAF_HEADER + RECORD_HEADER * self._chunks
         self._looks = nbytes >= SAMPLED_FROM and chunk_bytes >= SAMPLE
-        self._at_once = codec.at_once
+        self._looker = codec.looker()
         self._next = 0
         self._emitted = 0
         self._saved = 0
@@ -215,8 +215,8 @@ class LeafCompressor:
         """The next chunk's work; None: there is none now (later there may be, when a job was finished), or ever (`exhausted`)."""
         if self.exhausted:
             return None
-        if self._looks and self._at_once >= SAMPLE and self._next == 0 and not self.running:
-            self._look()
+        if self._looks and self._looker is not None and self._next == 0:
+            self._look(self._looker)
             if self.raw is not None:
                 return None
         look = self._looks and self._next == 0
@@ -244,23 +244,18 @@ class LeafCompressor:
         self.running += 1
         return job
 
-    def _look(self) -> None:
+    def _look(self, looker: Context) -> None:
         """Look at the samples here and now, so that what is sent as it is after all has not waited for a thread."""
+        self._looks = False
+        start = time.perf_counter()
         try:
-            context = self._contexts.try_acquire()
-            if context is None:
-                return
-            self._looks = False
-            start = time.perf_counter()
-            try:
-                random = looks_random(context, self._src, memoryview(bytearray(SAMPLE)))
-            finally:
-                self._contexts.release(context)
-                self._stats.worked(time.perf_counter() - start)
+            random = looks_random(looker, self._src, memoryview(bytearray(SAMPLE)))
         except Exception:  # as in `ChunkJob.run`
             log.warning("a tensor is sent as it is, because its codec failed", exc_info=True)
             self._give_up(RawReason.FAILED)
             return
+        finally:
+            self._stats.worked(time.perf_counter() - start)
         if random:
             self._give_up(RawReason.RANDOM)
 

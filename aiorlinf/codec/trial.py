@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from aiorlinf.codec.base import Context
 
-__all__ = ["PIECE_BYTES", "Measured", "take_pieces", "try_codecs"]
+__all__ = ["PIECE_BYTES", "Measured", "first_look", "take_pieces", "try_codecs"]
 
 PIECE_BYTES = 64 * 1024
 _PIECES = 4
@@ -42,6 +42,32 @@ def take_pieces(leaves: Sequence[memoryview]) -> list[bytes]:
                 break
             start -= leaf.nbytes
     return pieces
+
+
+_LOOK_BYTES = 8 * 1024
+_GRADES = ((1.05, "hardly smaller"), (2.0, "up to twice as small"), (8.0, "up to 8 times as small"), (64.0, "up to 64 times as small"))
+_BEST_GRADE = "very much smaller"
+
+
+def first_look(context: Context, leaves: Sequence[memoryview]) -> str:
+    """How much smaller two places of these leaves get, roughly. It takes some ten microseconds with a quick codec.
+
+    Raises what the codec raises.
+    """
+    total = sum(leaf.nbytes for leaf in leaves)
+    before = after = 0
+    room = memoryview(bytearray(_LOOK_BYTES))
+    for start in (total // 4, total * 3 // 4):
+        for leaf in leaves:
+            if start < leaf.nbytes:
+                piece = leaf[start : start + _LOOK_BYTES]
+                stored = context.compress_into(piece, room[: piece.nbytes - 1]) if piece.nbytes > 1 else None
+                before += piece.nbytes
+                after += piece.nbytes if stored is None else stored
+                break
+            start -= leaf.nbytes
+    ratio = before / max(after, 1)
+    return next((grade for limit, grade in _GRADES if ratio < limit), _BEST_GRADE)
 
 
 def try_codecs(contexts: Mapping[str, Context], pieces: Sequence[bytes]) -> dict[str, Measured]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aiorlinf.codec.choosing import RAW, Chooser
 from aiorlinf.codec.encoder import THREADS
 from aiorlinf.codec.provider import CodecUse
-from aiorlinf.codec.trial import Measured, take_pieces, try_codecs
+from aiorlinf.codec.trial import Measured, first_look, take_pieces, try_codecs
 from aiorlinf.errors import AiorlinfError
 
 if TYPE_CHECKING:
@@ -97,14 +97,22 @@ class Quickest:
         assert out.flat is not None
         assert out.tried is not None
         tried = [leaf for leaf, yes in zip(out.flat.leaves, out.tried, strict=True) if yes]
-        key = kind_of([leaf.spec.dtype for leaf in tried], out.total)
+        views = [leaf.raw for leaf in tried if leaf.raw is not None]
+        key = f"{kind_of([leaf.spec.dtype for leaf in tried], out.total)}, {self._look(views)}"
         now = self._home.loop.time()
         choice = self.chooser.choose(key, out.total, now)
         if choice.sample:
-            views = [leaf.raw for leaf in tried if leaf.raw is not None]
             self._trials.run(views, list(self._uses), lambda found: self.chooser.sampled(key, found, self._home.loop.time()))
         self._begun = (key, choice.label, now)
         return None if choice.label == RAW else self._uses[choice.label]
+
+    def _look(self, views: Sequence[memoryview]) -> str:
+        """What tells apart messages that look the same from outside: a screen full of nothing from one full of noise."""
+        looker = next(iter(self._uses.values())).codec.looker()
+        try:
+            return "not looked at" if looker is None else first_look(looker, views)
+        except MemoryError:  # the message can be sent all the same
+            return "not looked at"
 
     def begun(self, out: Outgoing, payload: PayloadCompressor | None) -> None:
         key, label, begin = self._begun
@@ -126,7 +134,7 @@ class Quickest:
 
 
 def kind_of(dtypes: Sequence[str], nbytes: int) -> str:
-    """What messages are told apart by: their dtypes, and their size to a factor of four."""
+    """What messages are told apart by at first: their dtypes, and their size to a factor of four."""
     bits = (nbytes.bit_length() + 1) // 2 * 2
     size = f"{1 << bits - 20} MiB" if bits >= 20 else f"{max(1 << bits >> 10, 1)} KiB"
     return f"{'+'.join(sorted(set(dtypes)))}, up to {size}"

@@ -7,11 +7,12 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from aiorlinf.codec.choosing import PROBE_BYTES, RAW, Chooser
-from aiorlinf.codec.trial import PIECE_BYTES, Measured, take_pieces, try_codecs
+from aiorlinf.codec.trial import PIECE_BYTES, Measured, first_look, take_pieces, try_codecs
 from tests.codec.material import dense, make_codec, random_bytes, view_of
 from tests.hypothesis_profiles import examples
 
@@ -239,6 +240,20 @@ def test_samples_come_from_all_over() -> None:
     assert take_pieces([view_of(dense(10))]) == [bytes(view_of(dense(10)))]
     (only,) = take_pieces([view_of(dense(PIECE_BYTES + 5))])
     assert len(only) == PIECE_BYTES
+
+
+def test_a_first_look_tells_noise_from_nothing() -> None:
+    context = make_codec("lz4").context()
+
+    def look(*tensors: torch.Tensor) -> str:
+        return first_look(context, [view_of(tensor) for tensor in tensors])
+
+    nothing = torch.zeros(300_000, dtype=torch.uint8)
+    assert look(random_bytes(300_000)) == "hardly smaller"
+    assert look(dense(300_000)) == "up to 8 times as small"
+    assert look(nothing) == "very much smaller"
+    assert look(nothing, random_bytes(300_000)) == "up to twice as small"
+    assert look(torch.zeros(1, dtype=torch.uint8)) == "hardly smaller"
 
 
 def test_codecs_are_tried_there_and_back() -> None:

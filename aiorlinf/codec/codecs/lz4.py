@@ -114,6 +114,9 @@ class Lz4(Codec[Lz4Parameters], Context):
     def at_once(self) -> int:
         return 128 * 1024
 
+    def looker(self) -> Context:
+        return self
+
     def context(self) -> Context:
         return self
 

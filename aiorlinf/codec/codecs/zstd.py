@@ -95,6 +95,10 @@ class Zstd(Codec[ZstdParameters]):
     undone_at_once = 128 * 1024
     Parameters = ZstdParameters
 
+    def __init__(self, parameters: ZstdParameters | None = None) -> None:
+        super().__init__(parameters)
+        self._looker: ZstdContext | None = None
+
     @classmethod
     def probe(cls) -> None:
         importlib.import_module("zstandard")
@@ -111,6 +115,11 @@ class Zstd(Codec[ZstdParameters]):
     @property
     def at_once(self) -> int:
         return 64 * 1024 if self.parameters.level <= _QUICK_LEVEL else 0
+
+    def looker(self) -> ZstdContext:
+        if self._looker is None:
+            self._looker = ZstdContext(1)
+        return self._looker
 
     def context(self) -> ZstdContext:
         return ZstdContext(self.parameters.level)
