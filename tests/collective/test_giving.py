@@ -459,7 +459,8 @@ async def test_a_send_that_was_cancelled_too_late_stays_given(pair: Pair) -> Non
 async def test_a_lost_link_keeps_what_had_left_and_gives_back_the_rest(pair: Pair) -> None:
     await pair.trip(b"connected")
     left, large = filled(pair.a, 3.0), pair.a.empty(100 << 20, dtype=torch.uint8)
-    view = large[:1]  # so that it has to be copied; it is larger than the window, and there is no memory for it yet: it waits for its receive
+    # Because of the view it has to be copied; it is larger than the window, and there is no memory for it yet: it waits for its receive.
+    view = large[:1]
     works = [pair.a.send_tensor(left, "b:0"), pair.a.send(large, "b:0")]
     await soon(lambda: pair.lent == SIZE)
     pair.link(pair.a, "b:0").end(lambda: PeerLost("cut"))
