@@ -61,7 +61,6 @@ class FrameWriter(Protocol):
     max_frame_bytes: int
 
     def send(self, data: bytes) -> None: ...
-    def send_soon(self, data: bytes) -> None: ...
     def hold(self) -> None: ...
     def flush(self) -> None: ...
     def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int) -> None: ...
@@ -102,7 +101,6 @@ class Connection(asyncio.BufferedProtocol):
         self._out_bytes = 0
         self._flush_scheduled = False
         self._fresh = True  # nothing was written yet since the loop last came to us
-        self._soon = False  # what is queued is an answer to what came, and the next frame takes it along
         self._finishing = False
         self._lost = False
         self._aborted = False
@@ -331,30 +329,11 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._out.append(data)
         self._out_bytes += len(data)
-        if self._soon or self._out_bytes >= _FLUSH_BYTES:
-            self._fresh = False
+        if self._out_bytes >= _FLUSH_BYTES:
             self._flush()
         elif not self._flush_scheduled:
             self._flush_scheduled = True
             self.loop.call_soon(self._scheduled_flush)
-
-    def send_soon(self, data: bytes) -> None:
-        """As `send`, but what the program does next, in answer to what has just come, leaves in the same write.
-
-        A write that wakes another process takes longer than all that we do for a small frame. The answer takes both along at once: the
-        program may compute for long before the loop has its next turn.
-        """
-        if self._finishing:
-            return
-        self._soon = self._fresh
-        self._out.append(data)
-        self._out_bytes += len(data)
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self.loop.call_soon(self._after_answers)
-
-    def _after_answers(self) -> None:
-        self.loop.call_soon(self._scheduled_flush)
 
     def hold(self) -> None:
         """What is sent from here to `flush` leaves in one write."""
@@ -371,7 +350,6 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
 
     def _flush(self) -> None:
-        self._soon = False
         transport = self.transport
         if self.paused or self._lost or transport is None or transport.is_closing() or not self._out:
             return

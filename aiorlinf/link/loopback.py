@@ -38,9 +38,6 @@ class Loopback:
             self._out.append(data)
             self._schedule()
 
-    def send_soon(self, data: bytes) -> None:
-        self.send(data)
-
     def hold(self) -> None:
         """There are no writes to be saved."""
 

@@ -305,8 +305,8 @@ class Receiver:
         """The message is in our hands: the sender's work is done."""
         if message.want_reply:
             message.want_reply = False
-            if self._conn is not None:
-                self._conn.send_soon(frame(FrameType.ACCEPTED, message.message_id, b"", flags))
+            # At once, not with what the program may say next: until then it may block the loop, and the sender would wait for it.
+            self.reply(FrameType.ACCEPTED, message.message_id, flags=flags)
 
     def _refuse(self, message: Incoming, fact: dict[str, Any]) -> None:
         """Tell the sender, and throw away what is still to come."""

@@ -494,36 +494,3 @@ async def test_an_abort_is_an_end_for_the_peer(problems: list[dict[str, Any]]) -
     first.abort()
     await heard(two, 1)
     assert one.lost == []
-
-
-def test_an_answer_takes_along_what_was_to_leave_soon(loop: StepLoop) -> None:
-    """It does not wait for the loop's next turn, which may be long in coming, and leaves in the same write."""
-    writes: list[bytes] = []
-
-    class Out(asyncio.Transport):
-        def write(self, data: Any) -> None:
-            writes.append(bytes(data))
-
-        def is_closing(self) -> bool:
-            return False
-
-        def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-
-        def abort(self) -> None: ...
-
-    connection = Connection(loop, lambda _data: None, lambda _error: None)
-    connection.connection_made(Out())
-    connection.send_soon(b"accepted ")
-    assert writes == []
-    connection.send(b"answer ")
-    assert writes == [b"accepted answer "]
-    connection.send(b"next ")
-    connection.send(b"and next")
-    assert len(writes) == 1, "those of one turn leave together"
-    for _ in range(4):
-        loop.turn()
-    assert writes[1:] == [b"next and next"]
-    connection.send_soon(b"accepted, and nothing follows")
-    for _ in range(4):
-        loop.turn()
-    assert writes[2:] == [b"accepted, and nothing follows"]

@@ -51,9 +51,6 @@ class Writer:
     def send(self, data: bytes) -> None:
         raise AssertionError("the pump writes no frames")
 
-    def send_soon(self, data: bytes) -> None:
-        self.send(data)
-
     def hold(self) -> None: ...
     def flush(self) -> None: ...
 

@@ -77,6 +77,7 @@ def _register() -> None:
     module.is_available = lambda: False  # torch itself need not make use of it
     module.is_initialized = lambda: True
     module._is_in_bad_fork = lambda: False
+    module.manual_seed_all = lambda seed: None  # `torch.manual_seed` complains about a device without it
     module.device_count = lambda: 0 if _active is None else _active.count()
     module.current_device = lambda: _fake().current_device()
     here._register_device_module(KIND, module)
