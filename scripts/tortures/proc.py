@@ -16,7 +16,7 @@ class Footprint(NamedTuple):
     """What a process has at one moment.
 
     Attributes:
-        descriptors: open files, sockets and so on, less the null device, which whoever listens keeps open in reserve.
+        descriptors: open files, sockets and so on.
         memory_files: those of them that are memory files of aiorlinf.
         mapped: bytes of memory files mapped.
         own: bytes of memory that is its own and there.
@@ -53,7 +53,7 @@ def footprint(pid: int) -> Footprint:
             mapped += int(end, 16) - int(start, 16)
     status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
     return Footprint(
-        descriptors=sum(target != os.devnull for target in targets),
+        descriptors=len(targets),
         memory_files=sum(target.endswith(_MEMORY_FILE) for target in targets),
         mapped=mapped,
         own=_kib(status["RssAnon"]),

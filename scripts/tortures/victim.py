@@ -9,6 +9,7 @@ import functools
 import gc
 import os
 import random
+import socket
 import threading
 import traceback
 from collections import Counter, deque
@@ -47,7 +48,16 @@ def _end_with(parent: int) -> None:
     ctypes.CDLL(None)._exit(1)
 
 
+async def _first_stream() -> None:
+    """The first stream of a loop makes libuv open a descriptor that it keeps, for days when there are none: not one of ours."""
+    one, other = socket.socketpair()
+    with other:
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=one)
+        transport.abort()
+
+
 async def _serve(connection: Connection, address: str) -> None:
+    await _first_stream()
     async with aiorlinf.init(address) as comm:
         victim = Victim(comm)
         while True:
