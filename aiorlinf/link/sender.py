@@ -173,16 +173,15 @@ class Sender:
         if eager:
             conn.hold()
         conn.send(frame(FrameType.OPEN, out.key, OPEN_PREFIX.pack(out.message_id, out.total) + out.manifest, out.flags))
-        if eager:
-            assert around is not None
-            at_once = around.begin_at_once(out)
+        if around is not None and eager and out.total + FRAME_COST > self.window and around.begin_at_once(out):
             conn.flush()
-            if at_once:
-                return
-        elif out.flags & Flag.TENSOR:
+            return
+        if out.flags & Flag.TENSOR and not eager:
             return  # it goes straight into the receiver's own memory, so it waits for its receive (GO)
         self._waiting[out.message_id] = out
         self._open_window()
+        if eager:
+            conn.flush()
 
     def _register(self, out: Outgoing) -> None:
         out.message_id = self._next_id

@@ -43,7 +43,8 @@ class Way(Protocol):
         """Carry the payload."""
 
     def begin_at_once(self, out: Outgoing) -> bool:
-        """Carry the payload, whether or not the window has room, if nothing of the peer's memory is needed for it."""
+        """Carry the payload of a message that is larger than the whole window, before its receive asks for it. False: it has to wait for
+        that. No more than a few such messages may be on the way, or the window would bound nothing."""
 
     def again(self, out: Outgoing) -> bool:
         """The peer could not receive it this way. False if it did not go this way; else the sender sends it over the stream."""
@@ -209,6 +210,15 @@ class LaneWay:
             self._host.release(out)
 
 
+_AHEAD = 2
+"""Messages larger than the window that may be in the peer's hands before it asks for them: one that it looks at, and the next."""
+
+
+def _not_given_back(out: Outgoing) -> bool:
+    placement = out.in_shared
+    return out.state != State.DONE if placement is None else placement.lent > 0
+
+
 class SharedWay:
     """Whole payloads from `threshold` bytes on in shared memory.
 
@@ -228,6 +238,7 @@ class SharedWay:
         self._threshold = threshold
         self._required = required
         self.carries: Callable[[Outgoing], None] = lambda out: None
+        self._ahead: list[Outgoing] = []  # begun at once, and perhaps not given back
         self._revoked: dict[int, Placement] = {}
 
     def takes(self, out: Outgoing) -> bool:
@@ -250,11 +261,15 @@ class SharedWay:
             self._otherwise(out, "receivers hold all of it (cluster.collective.shared_memory.max_bytes)")
 
     def begin_at_once(self, out: Outgoing) -> bool:
-        # Memory that we have anyway: it grows for what the window admits only.
+        self._ahead = [other for other in self._ahead if _not_given_back(other)]
+        if len(self._ahead) >= _AHEAD:
+            return False
+        # Memory that we have anyway: it grows for what the window or a receive admits only.
         size = self._size(out)
         region = self._shared.arena.take(size) if size else None
         if size and region is None:
             return False
+        self._ahead.append(out)
         out.state = State.STARTED
         self.carries(out)
         if region is None:
@@ -368,6 +383,7 @@ class SharedWay:
             placement.back = None
 
     def close(self) -> None:
+        self._ahead.clear()
         for message_id in list(self._revoked):
             self.accepted(message_id)  # for all we know
         self._shared.close()
