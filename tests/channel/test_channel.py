@@ -395,6 +395,8 @@ async def test_leases(kind: str) -> None:
             async with one.lease() as item:
                 item += 1  # the channel has its own
                 raise ZeroDivisionError
+        while await put.qsize() < 2:  # it is on its way back; another worker's request may be quicker
+            await asyncio.sleep(0.001)
         async with two.lease() as item:
             assert torch.equal(item, tensor)
         lease = one.lease(target_weight=5)
