@@ -17,6 +17,7 @@ from aiorlinf.backends.shm.arena import ArenaStats
 from aiorlinf.backends.shm.descriptors import abstract_listener, abstract_name
 from aiorlinf.channel.host import ChannelHost
 from aiorlinf.channel.hub import ChannelHub
+from aiorlinf.channel.pending import seen_channels
 from aiorlinf.channel.spawn import end_of_job
 from aiorlinf.channel.worker_calls import ChannelCalls
 from aiorlinf.codec.pool import BufferPoolStats
@@ -33,6 +34,7 @@ from aiorlinf.link import diagnosis
 from aiorlinf.link.link import LinkStats
 from aiorlinf.link.me import Self
 from aiorlinf.link.pending import PendingOperation
+from aiorlinf.link.report import make_report
 from aiorlinf.link.table import LinkTable
 from aiorlinf.manager.embedded import EmbeddedManager, acquire_embedded, embedded_users
 from aiorlinf.manager.lifeline import Lifeline
@@ -218,6 +220,7 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls):
         life = self._manager = Lifeline(self.home, self.address, manager, token, limits, tls)
         life.on_news = self._take_news
         life.on_dead = self._declared_dead
+        life.make_report = self.report
         host_id = host_identity()
         # Registering needs the port, and the configuration says where to listen: so the manager tells it before.
         config = await life.connect()
@@ -379,6 +382,11 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls):
         return self._closing is not None
 
     @property
+    def joined(self) -> bool:
+        """Whether it has joined the job."""
+        return self._self is not None
+
+    @property
     def token(self) -> bytes:
         """The job's secret. Raises UsageError before the worker has joined."""
         return self._joined().token
@@ -488,6 +496,13 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls):
         Does not wait, so it can be called from any thread, a debugger or a signal handler; see `aiorlinf.dump_on_signal`.
         """
         return diagnosis.describe(str(self._self.identity if self._self is not None else self.address), self._table, self.home)
+
+    def report(self) -> dict[str, Any]:
+        """What `aiorlinf top` asks of each worker, as JSON values: pending operations, links, channels that are held here.
+
+        Any thread, without waiting; from another one than the worker's it may raise RuntimeError, and can be tried again.
+        """
+        return make_report(self._table, self.home, lambda: [] if self._host is None else seen_channels(self._host))
 
     def _count(self) -> WorkerStats:
         table = self._table

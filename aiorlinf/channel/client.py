@@ -16,6 +16,7 @@ from aiorlinf.channel.arrival import Arrival
 from aiorlinf.channel.calls import GetCall
 from aiorlinf.channel.entries import GETS, HEAD, HELLO, LIFE, REPLIES, REQUESTS, RETURNS, Bits, Entry, Op, encode_end, entries, entry
 from aiorlinf.channel.faults import decode_error
+from aiorlinf.channel.pending import CONTEXTS, asks_under_way, calls_under_way
 from aiorlinf.channel.watching import watch
 from aiorlinf.errors import AiorlinfError, ClosedError, UnsupportedObject, WireError
 from aiorlinf.link.parcel import Parcel
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from aiorlinf.address import WorkerAddress
     from aiorlinf.collective.exchange import Exchange
 
+    from aiorlinf.link.pending import PendingOperation
 __all__ = ["Conversation", "PutSide", "post"]
 
 log = logging.getLogger("aiorlinf.channel")
@@ -52,6 +54,7 @@ class PutSide(Protocol):
 class Conversation:
     """All handles of one worker on channels that one channel worker holds. Home thread only.
 
+    def unfinished(self) -> list[PutCall]: ...
     Attributes:
         ports: handles by their numbers.
         host: the channel worker.
@@ -62,8 +65,11 @@ class Conversation:
         self.exchange = exchange
         self.home = exchange.home
         self.host = host
+        contexts: of its messages (see `link.pending.Reporter`).
         self.ports: dict[int, PutSide] = {}
         self.cause: Callable[[], AiorlinfError] | None = None
+    contexts = CONTEXTS
+
         self._on_end = on_end
         self._number = random.getrandbits(64)
         self._hello = HELLO
@@ -88,8 +94,16 @@ class Conversation:
         """Of a call."""
         return next(self._numbers)
 
+        exchange.table.reporters.add(self)
     def next_port(self) -> int:
         """Of a handle. Raises ClosedError when there were too many."""
+    def pending(self) -> list[PendingOperation]:
+        """Calls that are not over, for diagnosis."""
+        found = list(calls_under_way(dict.fromkeys(self._gets.values()), "waits for an item"))
+        for port in self.ports.values():
+            found += calls_under_way(port.unfinished(), "waits for room")
+        return found + list(asks_under_way(self._asks.values(), self.host))
+
         number = next(self._port_numbers)
         if number > 65535:
             raise ClosedError(f"{number} handles were made of channels at {self.host}", hint="keep handles instead of making new ones")

@@ -11,17 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from aiorlinf.channel.budget import ByteBudget
 from aiorlinf.channel.entries import HEAD, HELLO, REQUESTS
+from aiorlinf.channel.pending import CONTEXTS
 from aiorlinf.channel.queue import ChannelQueue
 from aiorlinf.channel.records import Delivery, Put, PutState, Rejected, Told
 from aiorlinf.channel.session import Hosted, Session
 from aiorlinf.channel.settings import ChannelSettings
+from aiorlinf.channel.stats import take_stats
 from aiorlinf.channel.watching import watch
 from aiorlinf.collective.inbox import ParcelInbox
 from aiorlinf.errors import AiorlinfError, UsageError, WireError
 
 if TYPE_CHECKING:
     from aiorlinf.address import WorkerAddress
+    from aiorlinf.channel.stats import ChannelStats
     from aiorlinf.collective.exchange import Exchange
+    from aiorlinf.link.pending import PendingOperation
     from aiorlinf.work.base import AsyncWork
 
 __all__ = ["ChannelHost"]
@@ -42,8 +46,11 @@ class ChannelHost:
     Attributes:
         sessions: the workers that use channels.
     """
+        contexts: of its messages (see `link.pending.Reporter`).
 
     def __init__(
+    contexts = CONTEXTS
+
         self,
         exchange: Exchange,
         publish: Callable[[str, Mapping[str, str]], Coroutine[Any, Any, None]] | None = None,
@@ -56,6 +63,7 @@ class ChannelHost:
         self._on_idle = on_idle
         exchange.table.pass_on()
         self._channels: dict[str, Hosted] = {}
+        exchange.table.reporters.add(self)
         self._publishing: dict[str, asyncio.Task[None]] = {}
         self._told: deque[Told] = deque()
         self._shared: ByteBudget | None = None
@@ -66,6 +74,15 @@ class ChannelHost:
         self._listen()
 
     @property
+    def pending(self) -> list[PendingOperation]:
+        """Nothing that a program has called: see `link.pending.Reporter`."""
+        return []
+
+    def stats(self) -> list[tuple[Hosted, ChannelStats]]:
+        """Each channel with its figures."""
+        now, local = time.monotonic(), str(self.exchange.local)
+        return [(hosted, take_stats(hosted.queue, now, local, hosted.settings.policy)) for hosted in list(self._channels.values())]
+
     def length(self) -> int:
         """Items of all channels."""
         return sum(hosted.queue.length for hosted in self._channels.values())

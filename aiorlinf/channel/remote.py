@@ -318,6 +318,10 @@ class RemotePort:
 
 
 def _pass_on(answer: AsyncWork[Any], work: AsyncWork[Any], what: str) -> None:
+    def unfinished(self) -> list[PutCall]:
+        """Puts that are not final, for diagnosis."""
+        return list(self._puts.values())
+
     error = answer.exception()
     if error is not None:
         work._fail(error)

@@ -23,6 +23,7 @@ from aiorlinf.collective.inbox import Inbox
 from aiorlinf.collective.notes import Key, Note, Step
 from aiorlinf.errors import AiorlinfError, ClosedError, PeerError, WireError
 from aiorlinf.link.link import Link, LinkState
+from aiorlinf.link.pending import PendingOperation, since
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,6 +39,7 @@ log = logging.getLogger("aiorlinf.collective")
 _NOTES = 0
 _LIVES = 1
 _FIRST_SLOT = 16
+_SHOWN = 8
 
 AHEAD = 4
 """Pieces of a large broadcast on their way at a time: the answers of some may take as long as others need."""
@@ -49,12 +51,14 @@ DRAIN_SECONDS = 60.0
 class _UnderWay(Protocol):
     """What is needed of an operation; see `collective.operation`."""
 
+    name: ClassVar[str]
     domain: ClassVar[str]
     keys: dict[WorkerAddress, Key]
     work: AsyncWork[Any] | None
 
     def peers(self) -> Iterable[WorkerAddress]: ...
     def pair(self, peer: WorkerAddress) -> tuple[str, str]: ...
+    def waits_for(self) -> Iterable[WorkerAddress]: ...
     def begin(self) -> None: ...
     def take(self, sender: WorkerAddress, note: Note) -> None: ...
     def lost(self, peer: WorkerAddress, error: AiorlinfError) -> None: ...
@@ -71,6 +75,7 @@ class Circle:
         context: keeps its messages apart from all others.
         digest: of the members, whatever their order.
         changes: what the last broadcast of ours has sent.
+        contexts: of its messages (see `link.pending.Reporter`).
     """
 
     def __init__(self, exchange: Exchange, members: Sequence[WorkerAddress], context: int) -> None:
@@ -91,6 +96,8 @@ class Circle:
         self._listening: AsyncWork[Any] | None = None
         self._free_slots: list[int] = []
         self._next_slot = itertools.count(_FIRST_SLOT)
+        self.contexts = (context,)
+        exchange.table.reporters.add(self)
 
     # ---- operations
 
@@ -131,6 +138,25 @@ class Circle:
         if not self._operations and self._listening is not None:
             listening, self._listening = self._listening, None
             listening.cancel()
+
+    def pending(self) -> list[PendingOperation]:
+        """What is under way, for diagnosis."""
+        return [
+            PendingOperation(
+                operation=operation.name,
+                peer=None,
+                tag=0,
+                context=self.context,
+                stage=str(operation),
+                bytes_done=None,
+                bytes_expected=None,
+                waits_for=tuple(map(str, operation.waits_for())),
+                subject=f"of {', '.join(self.members[:_SHOWN])}{' and others' if len(self.members) > _SHOWN else ''}",
+                **since(operation.work),
+            )
+            for operation in dict.fromkeys(self._operations.values())
+            if operation.work is not None
+        ]
 
     def closed_error(self) -> AiorlinfError:
         """What everything fails with at the end of the worker."""

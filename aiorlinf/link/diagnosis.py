@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aiorlinf.link.table import LinkTable
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["describe", "dump_all", "dump_on_signal", "pending", "register"]
+__all__ = ["busy_at", "describe", "dump_all", "dump_on_signal", "pending", "register"]
 
 _TRIES = 5
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -46,11 +46,21 @@ def register(worker: object) -> None:
 def pending(table: LinkTable) -> list[PendingOperation]:
     """Every operation of a worker that is not over."""
     found: list[PendingOperation] = []
+    hidden = _hidden(table)
     for link in table.links():
-        found.extend(pending_on(link))
-    for inbox in list(table.inboxes):
-        found.extend(inbox.pending())
-    return found
+        found.extend(pending_on(link, hidden))
+    return found + _elsewhere(table, hidden)
+
+
+def _hidden(table: LinkTable) -> set[int]:
+    """Messages of these contexts belong to something that tells of its own calls."""
+    return {context for reporter in list(table.reporters) for context in reporter.contexts}
+
+
+def _elsewhere(table: LinkTable, hidden: set[int]) -> list[PendingOperation]:
+    """What belongs to no single link: inboxes, collectives, calls of channels."""
+    found = [each for inbox in list(table.inboxes) for each in inbox.pending() if each.context not in hidden]
+    return found + [each for reporter in list(table.reporters) for each in reporter.pending()]
 
 
 def describe(name: str, table: LinkTable, home: LoopHome) -> str:
@@ -60,12 +70,12 @@ def describe(name: str, table: LinkTable, home: LoopHome) -> str:
 
 def _lines(name: str, table: LinkTable, home: LoopHome) -> Iterator[str]:
     yield f"{name}: {_count(len(table.links()), 'link')}, {_count(len(pending(table)), 'operation')} pending"
+    hidden = _hidden(table)
     for link in table.all_links():
         yield f"  {_link(link)}"
-        yield from _operations("    ", pending_on(link))
-    for inbox in list(table.inboxes):
-        yield from _operations("  ", inbox.pending())
-    where = _busy_at(home)
+        yield from _operations("    ", pending_on(link, hidden))
+    yield from _operations("  ", _elsewhere(table, hidden))
+    where = busy_at(home)
     if where:
         yield "  its loop is running:"
         yield from (f"    {line}" for line in where)
@@ -99,7 +109,7 @@ def _link(link: Link) -> str:
     return text
 
 
-def _busy_at(home: LoopHome) -> list[str]:
+def busy_at(home: LoopHome) -> list[str]:
     """Where the thread of a loop is, if that is not in the loop itself waiting for something to do, nor here."""
     if home.on_home() and not _in_handler:
         return []  # it runs whoever asks

@@ -11,6 +11,7 @@ import random
 import socket
 import ssl
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,6 +43,7 @@ from aiorlinf.link.link import Link, LinkState
 from aiorlinf.link.loopback import Loopback
 from aiorlinf.link.mailbox import Wildcard
 from aiorlinf.link.me import Self
+from aiorlinf.link.pending import Reporter
 from aiorlinf.manager.lifeline import Lifeline
 from aiorlinf.manager.mirror import News
 from aiorlinf.manager.protocol import WorkerRecord
@@ -89,6 +91,7 @@ class LinkTable:
         self.address = address
         self.wildcards: dict[int, Wildcard] = {}
         self.inboxes: set[Any] = set()
+        self.reporters: weakref.WeakSet[Reporter] = weakref.WeakSet()
         self._orders = itertools.count()
         self._ready = ready
         self._self: Self | None = None

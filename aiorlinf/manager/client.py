@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,11 +20,15 @@ from aiorlinf.manager.requests import MAX_LISTED, Kind, known_to_list, parse_req
 from aiorlinf.manager.session import EventCallback, LostCallback, ManagerSession
 from aiorlinf.rendezvous.hosts import host_identity, host_labels, process_identity
 from aiorlinf.rendezvous.tls import Tls
+from aiorlinf.trace.clock import Reading
 from aiorlinf.wire.handshake import Hello
 
 __all__ = ["ManagerClient"]
 
 _ANSWER_GRACE_S = 5.0  # how much later than its own time limit an answer may come: a manager that recovers waits that long for workers
+
+
+_CLOCK_TRIES = 8
 
 
 class ManagerClient(ManagerSession):
@@ -171,6 +176,43 @@ class ManagerClient(ManagerSession):
         """Tell a manager with a closed set of workers that these will join, too. Returns at once."""
         self._check()
         self._connection.send({"op": "expect", "addresses": [WorkerAddress(address) for address in addresses]})
+
+    async def inspect(self, worker: Identity, timeout: float) -> dict[str, Any]:
+        """What a worker is doing, in its own words (`link.report`); its loop may be blocked.
+
+        Raises RendezvousError when it is not there or does not answer within ``timeout`` seconds, or the manager is lost. Cancelling
+        withdraws the question.
+        """
+        message = {"op": "inspect", "address": worker.address, "incarnation": worker.incarnation}
+        report = (await self._request(message, timeout, withdraw=True)).get("report")
+        if not isinstance(report, dict):
+            raise WireError(f"the manager answered without what {worker} says", address=self.address)
+        return report
+
+    def tell(self, number: int, report: Mapping[str, Any]) -> None:
+        """Answer an ``inspect`` event. Returns at once. Raises UsageError when the report is too large."""
+        self._connection.send({"op": "tell", "number": number, "report": report})
+
+    async def clock(self, timeout: float = 10.0) -> Reading:
+        """The job's clock, which is the manager's. On one host it is read exactly, else it is the best of some exchanges.
+
+        Raises RendezvousError when the manager is lost or does not answer. Cancelling is harmless.
+        """
+        best: Reading | None = None
+        for _ in range(_CLOCK_TRIES):
+            before = time.monotonic_ns()
+            answer = await self._request({"op": "time"}, timeout)
+            after = time.monotonic_ns()
+            told, epoch = answer.get("job_ns"), answer.get("epoch_ns")
+            if type(told) is not int or type(epoch) is not int:
+                raise WireError("the manager did not tell the time", address=self.address)
+            if self.peer.host_id == host_identity():  # one host has one monotonic clock
+                return Reading(after / 1e9, epoch + after, 0)
+            reading = Reading((before + after) / 2e9, told, (after - before) // 2)
+            if best is None or reading.error_ns < best.error_ns:
+                best = reading
+        assert best is not None
+        return best
 
     async def book(self, budgets: Sequence[int], nbytes: int, timeout: float) -> Booking:
         """Book bandwidth of the emulated network, which all workers of the job share.

@@ -16,6 +16,7 @@ from typing import Any
 
 from aiorlinf.address import Identity, WorkerAddress
 from aiorlinf.errors import DeclaredDead, InternalError, RendezvousError, UsageError, WireError
+from aiorlinf.manager.inspections import Inspections
 from aiorlinf.manager.instructions import Cut, Instruction, Probe, Refuse, Reply, SessionId, Tell, Wait
 from aiorlinf.manager.lives import End, Known, Lives
 from aiorlinf.manager.names import Holding, Names
@@ -24,6 +25,7 @@ from aiorlinf.manager.requests import (
     AskJob,
     Expect,
     Find,
+    Inspect,
     Learn,
     ListWorkers,
     Lookup,
@@ -31,6 +33,7 @@ from aiorlinf.manager.requests import (
     Register,
     Remember,
     Subscribe,
+    Told,
     Unregister,
     Watch,
     Withdraw,
@@ -94,6 +97,7 @@ class Directory:
         self._names = Names()
         self._waiting = Waiting()
         self._watchers = Watchers()
+        self._inspections = Inspections()
 
     # ------------------------------------------------------------------------------------------------- sessions and time
 
@@ -118,13 +122,14 @@ class Directory:
             return []
         self._waiting.remove_all(session)
         self._watchers.remove(session)
+        out: list[Instruction] = [Refuse(asked.asker, asked.request, _not_there(detail)) for asked in self._inspections.drop(session)]
         member = gone.member
         if member is None:
-            return []
+            return out
         member.session, member.cause = None, detail
         patience = self._roster.patience
         self._roster.hasten(member, patience.broken if broken else patience.closed)
-        return self._let_in(member)
+        return [*out, *self._let_in(member)]
 
     def tick(self) -> list[Instruction]:
         """Time passes."""
@@ -345,6 +350,7 @@ class Directory:
     def forget(self, session: SessionId, request: int) -> None:
         """The answer is not wanted any more. Ignored when it does not wait."""
         self._waiting.remove(session, request)
+        self._inspections.forget(session, request)
 
     def expire(self, session: SessionId, request: int, waited: float) -> list[Instruction]:
         """The question's time is over, after ``waited`` seconds. Ignored when it does not wait any more."""
@@ -395,6 +401,25 @@ class Directory:
         """More workers will join, so that looking them up waits. Means nothing in an open job."""
         if self._expected is not None:
             self._expected.update(request.addresses)
+
+    # ---------------------------------------------------------------------------------------------------------- inspecting
+
+    def inspect(self, session: SessionId, request: Inspect) -> list[Instruction]:
+        """Somebody wants to know what a worker is doing."""
+        member = self._roster.get(request.worker.address)
+        if member is None or member.identity != request.worker:
+            return [Refuse(session, request.id, _not_there(f"{request.worker} {self._state(request.worker.address)}"))]
+        if member.session is None:
+            return [Refuse(session, request.id, _not_there(f"{request.worker} has lost its connection ({member.cause})"))]
+        number = self._inspections.ask(session, request.id, member.session)
+        if number is None:
+            return [Refuse(session, request.id, UsageError(f"request {request.id} is under way already, or too many are"))]
+        return [Tell(member.session, {"event": "inspect", "number": number})]
+
+    def told(self, session: SessionId, request: Told) -> list[Instruction]:
+        """It has answered. Ignored when nobody waits for it any more."""
+        asked = self._inspections.answered(session, request.number)
+        return [] if asked is None else [Reply(asked.asker, asked.request, {"report": request.report})]
 
     # -------------------------------------------------------------------------------------------------------- named things
 
@@ -542,6 +567,10 @@ def _record(request: Register, host: str, identity: Identity) -> WorkerRecord:
         unix=request.unix,
         process=request.process,
     )
+
+
+def _not_there(detail: str) -> RendezvousError:
+    return RendezvousError(f"nobody is there to answer: {detail}")
 
 
 def _gone(known: Known, silent: bool) -> dict[str, Any]:

@@ -21,12 +21,14 @@ from aiorlinf.manager.requests import Kind
 from aiorlinf.manager.waiting import Named
 from aiorlinf.rendezvous.hosts import process_identity
 from aiorlinf.rendezvous.tls import Tls
+from aiorlinf.trace.clock import Reading
 
 __all__ = ["Keeper", "Owner"]
 
 log = logging.getLogger("aiorlinf.manager")
 
 _ATTEMPT_S = 3600.0  # of reaching the manager again, with pauses in between; after it we begin anew
+_REPORTS_AT_ONCE = 4
 _PAUSE_S = (0.5, 1.5)  # between attempts that failed for another reason than that nobody was there
 
 R = TypeVar("R")
@@ -46,6 +48,9 @@ class Owner(Protocol):
 
     def gone(self) -> None:
         """The worker's loop has ended without closing it, and the keeper has ended, too."""
+
+    async def report(self) -> dict[str, Any]:
+        """What the worker is doing. It must come within a second or so, whatever the worker's loop is doing."""
 
 
 class Keeper:
@@ -84,6 +89,7 @@ class Keeper:
         self._gone = asyncio.Event()  # the connection of `_client` has ended
         self._changed: set[asyncio.Future[None]] = set()  # done when the manager comes back, or never will
         self._task: asyncio.Task[None] | None = None
+        self._reports: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------------------------------------------------------- joining
 
@@ -239,9 +245,33 @@ class Keeper:
             who = self._worker if self.registration is None else self.registration.identity
             self.die(f"{who} was declared dead: {str(event.get('detail'))[:1000]}")
             return
+        if event.get("event") == "inspect":
+            self._inspected(event.get("number"))
+            return
         news = self.mirror.take(event)
         if news is not None:
             self._owner.news(news)
+
+    def _inspected(self, number: object) -> None:
+        """Somebody wants to know what this worker is doing. Not more than a few at a time: who asks so often gets no answer."""
+        client = self._client
+        if client is None or type(number) is not int or len(self._reports) >= _REPORTS_AT_ONCE:
+            return
+
+        async def answer() -> None:
+            report = await self._owner.report()
+            if not client.is_closed():
+                client.tell(number, report)
+
+        task = asyncio.get_running_loop().create_task(answer(), name=f"report of {self._worker}")
+        self._reports.add(task)
+        task.add_done_callback(self._reported)
+
+    def _reported(self, task: asyncio.Task[None]) -> None:
+        self._reports.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.warning("%s cannot say what it is doing", self._worker, exc_info=error)
 
     def die(self, message: str) -> None:
         """This worker was declared dead."""
@@ -319,6 +349,10 @@ class Keeper:
 
         return await self._ask_within(ask, timeout, lambda: None, f"who holds the {kind} {name!r}")
 
+    async def clock(self) -> Reading:
+        """As `ManagerClient.clock`; waits while the manager is away."""
+        return await self._ask(lambda client: client.clock(), None)
+
     async def book(self, budgets: Sequence[int], nbytes: int, timeout: float) -> Booking:
         """As `ManagerClient.book`; fails at once while the manager is away."""
         client = self._client
@@ -390,6 +424,8 @@ class Keeper:
         if self._end is None:
             self._end = error
             self._wake()
+            for report in list(self._reports):
+                report.cancel()
 
     def _copy_of_end(self) -> AiorlinfError:
         assert self._end is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -18,6 +19,7 @@ from aiorlinf.manager.names import Holding
 from aiorlinf.manager.protocol import Registration, WorkerRecord
 from aiorlinf.manager.requests import Kind
 from aiorlinf.rendezvous.tls import Tls
+from aiorlinf.trace.clock import Reading
 
 if TYPE_CHECKING:
     from aiorlinf.manager.mirror import News
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["Lifeline"]
 
 log = logging.getLogger("aiorlinf.manager")
+
+_LOOP_ANSWERS_S = 0.5
+"""A loop that has not had a turn in this time is called blocked."""
+
+_TRIES = 5
 
 R = TypeVar("R")
 
@@ -40,6 +47,7 @@ class Lifeline:
         address: the manager's ``host:port``.
         on_news: called on the home thread with what is new of other workers.
         on_dead: called there once, if this worker was declared dead.
+        make_report: says what the worker is doing; called there, or in the heartbeat thread while its loop is blocked.
         local_host: our own address of the first connection to the manager.
     """
 
@@ -49,6 +57,7 @@ class Lifeline:
         self.address = manager
         self.on_news: Callable[[News], None] = lambda _: None
         self.on_dead: Callable[[DeclaredDead], None] = lambda _: None
+        self.make_report: Callable[[], dict[str, Any]] = dict
         self.local_host = ""
         self._home = home
         self._worker = worker
@@ -123,6 +132,10 @@ class Lifeline:
         """As `ManagerClient.book`. Raises RendezvousError at once while the manager is away."""
         return await self._there(self._keeper.book(budgets, nbytes, timeout))
 
+    async def clock(self) -> Reading:
+        """As `ManagerClient.clock`. Waits while the manager is away."""
+        return await self._there(self._keeper.clock())
+
     def watch(self, identity: Identity, record: WorkerRecord | None) -> None:
         """There is a link with this worker, which told where it is itself: hear of its end, and find it again. Returns at once."""
         if not self._released and os.getpid() == self._pid:
@@ -179,6 +192,33 @@ class Lifeline:
     def dead(self, error: DeclaredDead) -> None:
         """See `manager.keeper.Owner`."""
         self._tell(lambda: self.on_dead(error))
+
+    async def report(self) -> dict[str, Any]:
+        """See `manager.keeper.Owner`."""
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._tell(functools.partial(self._report_on_home, asyncio.get_running_loop(), answer))
+        try:
+            async with asyncio.timeout(_LOOP_ANSWERS_S):
+                return {**await answer, "loop_blocked": False}
+        except TimeoutError:
+            pass
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return {**self.make_report(), "loop_blocked": True}
+            except RuntimeError:  # something changed while it was looked at from this thread
+                if tries == _TRIES:
+                    raise
+
+    def _report_on_home(self, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[dict[str, Any]]) -> None:
+        report = self.make_report()
+
+        def settle() -> None:
+            if not answer.done():
+                answer.set_result(report)
+
+        loop.call_soon_threadsafe(settle)
 
     def gone(self) -> None:
         """See `manager.keeper.Owner`."""

@@ -6,6 +6,7 @@ Every message is a u32 length and a JSON object. A worker sends requests, ``{"op
 * ``joined``: a worker, with its address and incarnation;
 * ``gone``: the same, with reason (``left`` or ``lost``), detail, and whether it had fallen silent with its connection still open;
 * ``dead``: the manager has declared the listener itself lost, and hangs up;
+* ``inspect``: somebody wants to know what this worker is doing, which is answered by the request ``tell`` with the same number;
 * ``ping``: the manager must know whether the connection is alive, which is answered by the request ``pong``;
 * ``beat``: the answer to the request of that name.
 

@@ -16,11 +16,13 @@ __all__ = [
     "MAX_DETAIL",
     "MAX_LISTED",
     "AskJob",
+    "AskTime",
     "Beat",
     "Book",
     "Expect",
     "Find",
     "Forget",
+    "Inspect",
     "Kind",
     "Learn",
     "ListWorkers",
@@ -31,6 +33,7 @@ __all__ = [
     "Remember",
     "Request",
     "Subscribe",
+    "Told",
     "Unregister",
     "Watch",
     "Withdraw",
@@ -181,6 +184,29 @@ class Remember:
 
 
 @dataclass(frozen=True, slots=True)
+class Inspect:
+    """What is this life of a worker doing? It is asked, and its answer passed on; `Forget` when that takes too long."""
+
+    id: int
+    worker: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """That is what I am doing, since you asked in ``number``."""
+
+    number: int
+    report: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AskTime:
+    """What time is it at the manager?"""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """I am alive; say that you are."""
 
@@ -206,6 +232,9 @@ Request = (
     | Learn
     | Watch
     | Remember
+    | Inspect
+    | Told
+    | AskTime
     | Beat
     | Pong
 )
@@ -261,6 +290,17 @@ def _remember(message: Mapping[str, Any]) -> Remember:
     if not isinstance(config, dict):
         raise WireError("config is not a table")
     return Remember(config, None if message.get("expected") is None else fields.addresses(message, "expected"))
+
+
+def _inspect(message: Mapping[str, Any]) -> Inspect:
+    return Inspect(_id(message), fields.identity(message.get("address"), message.get("incarnation"), "address"))
+
+
+def _told(message: Mapping[str, Any]) -> Told:
+    report = message.get("report")
+    if not isinstance(report, dict):
+        raise WireError("report is not a table")
+    return Told(fields.integer(message, "number", 1, _MAX_ID), report)
 
 
 def _learn(message: Mapping[str, Any]) -> Learn:
@@ -330,6 +370,9 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any]], Request]] = {
     "learn": _learn,
     "watch": _watch,
     "remember": _remember,
+    "inspect": _inspect,
+    "tell": _told,
+    "time": lambda message: AskTime(_id(message)),
     "beat": lambda _: Beat(),
     "pong": lambda _: Pong(),
 }

@@ -22,11 +22,13 @@ from aiorlinf.manager.instructions import Cut, Instruction, Probe, Refuse, Reply
 from aiorlinf.manager.protocol import BEATS_IN_LIMIT, error_to_dict
 from aiorlinf.manager.requests import (
     AskJob,
+    AskTime,
     Beat,
     Book,
     Expect,
     Find,
     Forget,
+    Inspect,
     Learn,
     ListWorkers,
     Lookup,
@@ -36,6 +38,7 @@ from aiorlinf.manager.requests import (
     Remember,
     Request,
     Subscribe,
+    Told,
     Unregister,
     Watch,
     Withdraw,
@@ -104,6 +107,7 @@ class ManagerService:
         self.max_unproven = max_unproven()  # connections that may be in the handshake at once; the oldest is dropped for the next
         self.refused = 0  # connections that did not get through the handshake
         self._token = token
+        self._epoch_ns = time.time_ns() - time.monotonic_ns()  # of the job's clock, see `trace.clock`
         self._tick_s = 0.0
         self._ticker: asyncio.TimerHandle | None = None
         # in the hello already: a worker must know where to listen before it can register
@@ -292,6 +296,12 @@ class ManagerService:
                 self._obey(directory.ask_job(session.id, request))
             case Remember():
                 self._remember(request)
+            case Inspect():
+                self._obey(directory.inspect(session.id, request))
+            case Told():
+                self._obey(directory.told(session.id, request))
+            case AskTime():
+                session.answer(request.id, {"ok": {"job_ns": self._epoch_ns + time.monotonic_ns(), "epoch_ns": self._epoch_ns}})
 
     def _book(self, request: Book) -> dict[str, Any]:
         if max(request.budgets) >= len(self._budgets):

@@ -1,0 +1,5 @@
+"""What ``aiorlinf top`` shows."""
+
+from __future__ import annotations
+
+__all__: list[str] = []
