@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from aiorlinf.address import WorkerAddress
     from aiorlinf.collective.exchange import Exchange
-
     from aiorlinf.link.pending import PendingOperation
+
 __all__ = ["Conversation", "PutSide", "post"]
 
 log = logging.getLogger("aiorlinf.channel")
@@ -48,28 +48,28 @@ class PutSide(Protocol):
     def on_admit(self, upto: int) -> None: ...
     def on_go(self, number: int, slot: int) -> None: ...
     def on_error(self, number: int, error: AiorlinfError) -> None: ...
+    def unfinished(self) -> list[PutCall]: ...
     def on_end(self, make_error: Callable[[], AiorlinfError]) -> None: ...
 
 
 class Conversation:
     """All handles of one worker on channels that one channel worker holds. Home thread only.
 
-    def unfinished(self) -> list[PutCall]: ...
     Attributes:
         ports: handles by their numbers.
         host: the channel worker.
         cause: makes the error of what is called after the end; None before it.
+        contexts: of its messages (see `link.pending.Reporter`).
     """
+
+    contexts = CONTEXTS
 
     def __init__(self, exchange: Exchange, host: WorkerAddress, on_end: Callable[[Conversation], None]) -> None:
         self.exchange = exchange
         self.home = exchange.home
         self.host = host
-        contexts: of its messages (see `link.pending.Reporter`).
         self.ports: dict[int, PutSide] = {}
         self.cause: Callable[[], AiorlinfError] | None = None
-    contexts = CONTEXTS
-
         self._on_end = on_end
         self._number = random.getrandbits(64)
         self._hello = HELLO
@@ -86,17 +86,9 @@ class Conversation:
         self._out_bytes = 0
         self._commits: dict[int, int] = {}
         self._scheduled = False
+        exchange.table.reporters.add(self)
         self._listen()
 
-    # ---- sending
-
-    def next_number(self) -> int:
-        """Of a call."""
-        return next(self._numbers)
-
-        exchange.table.reporters.add(self)
-    def next_port(self) -> int:
-        """Of a handle. Raises ClosedError when there were too many."""
     def pending(self) -> list[PendingOperation]:
         """Calls that are not over, for diagnosis."""
         found = list(calls_under_way(dict.fromkeys(self._gets.values()), "waits for an item"))
@@ -104,6 +96,14 @@ class Conversation:
             found += calls_under_way(port.unfinished(), "waits for room")
         return found + list(asks_under_way(self._asks.values(), self.host))
 
+    # ---- sending
+
+    def next_number(self) -> int:
+        """Of a call."""
+        return next(self._numbers)
+
+    def next_port(self) -> int:
+        """Of a handle. Raises ClosedError when there were too many."""
         number = next(self._port_numbers)
         if number > 65535:
             raise ClosedError(f"{number} handles were made of channels at {self.host}", hint="keep handles instead of making new ones")

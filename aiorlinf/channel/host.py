@@ -45,12 +45,12 @@ class ChannelHost:
 
     Attributes:
         sessions: the workers that use channels.
-    """
         contexts: of its messages (see `link.pending.Reporter`).
+    """
 
-    def __init__(
     contexts = CONTEXTS
 
+    def __init__(
         self,
         exchange: Exchange,
         publish: Callable[[str, Mapping[str, str]], Coroutine[Any, Any, None]] | None = None,
@@ -62,8 +62,8 @@ class ChannelHost:
         self._publish = publish
         self._on_idle = on_idle
         exchange.table.pass_on()
-        self._channels: dict[str, Hosted] = {}
         exchange.table.reporters.add(self)
+        self._channels: dict[str, Hosted] = {}
         self._publishing: dict[str, asyncio.Task[None]] = {}
         self._told: deque[Told] = deque()
         self._shared: ByteBudget | None = None
@@ -73,7 +73,6 @@ class ChannelHost:
         self._inbox = ParcelInbox(exchange, REQUESTS, 0)
         self._listen()
 
-    @property
     def pending(self) -> list[PendingOperation]:
         """Nothing that a program has called: see `link.pending.Reporter`."""
         return []
@@ -83,6 +82,7 @@ class ChannelHost:
         now, local = time.monotonic(), str(self.exchange.local)
         return [(hosted, take_stats(hosted.queue, now, local, hosted.settings.policy)) for hosted in list(self._channels.values())]
 
+    @property
     def length(self) -> int:
         """Items of all channels."""
         return sum(hosted.queue.length for hosted in self._channels.values())

@@ -241,6 +241,10 @@ class RemotePort:
         if number:
             self._conversation.commit(self.number, number)
 
+    def unfinished(self) -> list[PutCall]:
+        """Puts that are not final, for diagnosis."""
+        return list(self._puts.values())
+
     def on_end(self, make_error: Callable[[], AiorlinfError]) -> None:
         """The channel is gone."""
         puts, self._puts = self._puts, {}
@@ -318,10 +322,6 @@ class RemotePort:
 
 
 def _pass_on(answer: AsyncWork[Any], work: AsyncWork[Any], what: str) -> None:
-    def unfinished(self) -> list[PutCall]:
-        """Puts that are not final, for diagnosis."""
-        return list(self._puts.values())
-
     error = answer.exception()
     if error is not None:
         work._fail(error)
