@@ -31,6 +31,12 @@ _FLUSH_BYTES = 256 * 1024
 _HIGH_WATER_BYTES = 32 * 1024
 _SMALL_PIECE_BYTES = 32 * 1024
 
+# Looked up for every message.
+_unpack = HEADER.unpack_from
+_HEADER_SIZE = HEADER.size
+_DATA = FrameType.DATA
+_CHUNK = FrameType.CHUNK
+
 
 class FrameHandler(Protocol):
     """The link, as its connection sees it."""
@@ -61,6 +67,7 @@ class FrameWriter(Protocol):
     max_frame_bytes: int
 
     def send(self, data: bytes) -> None: ...
+    def answer(self, data: bytes) -> None: ...
     def hold(self) -> None: ...
     def flush(self) -> None: ...
     def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int) -> None: ...
@@ -100,7 +107,9 @@ class Connection(asyncio.BufferedProtocol):
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._flush_scheduled = False
-        self._fresh = True  # nothing was written yet since the loop last came to us
+        self._fresh = True  # the program has sent nothing since the loop last came to us
+        self._silent = True  # nor have we on our own account
+        self._held = False  # as `_fresh`, when `hold` was called
         self._finishing = False
         self._lost = False
         self._aborted = False
@@ -184,12 +193,14 @@ class Connection(asyncio.BufferedProtocol):
             return self._large[self._large_fill :]
         if self._start == self._end:
             self._start = self._end = 0
+            if not self._bulk:
+                return self._staging
         if self._bulk:
             return self._staging[self._end : self._end + _BULK_READ_BYTES]
         return self._staging[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._fresh = True
+        self._fresh = self._silent = True
         if self._chunk_left:
             sink = self._sink
             assert sink is not None
@@ -205,8 +216,19 @@ class Connection(asyncio.BufferedProtocol):
                 kind, flags, key = self._large_header
                 self._deliver(kind, flags, key, body)
             return
+        handler = self._handler
+        if nbytes >= _HEADER_SIZE and not self._end and handler is not None:
+            # The common case of `_parse`: one small message, alone.
+            length, kind, flags, _extra, key = _unpack(self._staging)
+            if kind == _DATA and length == nbytes - _HEADER_SIZE:
+                self._bulk = False
+                try:
+                    handler.on_data(key, flags, self._staging[_HEADER_SIZE:nbytes])
+                except Exception as error:  # as in `_parse`
+                    self._fail(error)
+                return
         self._end += nbytes
-        if self._handler is not None:
+        if handler is not None:
             self._parse()
         elif self._on_raw is not None:
             data = bytes(self._staging[self._start : self._end])
@@ -237,8 +259,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _parse(self) -> None:
         staging = self._staging
-        unpack = HEADER.unpack_from
-        size = HEADER.size
+        unpack = _unpack
+        size = _HEADER_SIZE
         start = self._start
         end = self._end
         handler = self._handler
@@ -247,7 +269,7 @@ class Connection(asyncio.BufferedProtocol):
         on_data = handler.on_data
         while end - start >= size:
             length, kind, flags, _extra, key = unpack(staging, start)
-            if kind == FrameType.CHUNK:
+            if kind == _CHUNK:
                 self._bulk = True
                 start += size
                 if not length:
@@ -274,7 +296,7 @@ class Connection(asyncio.BufferedProtocol):
             self._bulk = False
             self._start, self._end = stop, end
             try:
-                if kind == FrameType.DATA:
+                if kind == _DATA:
                     on_data(key, flags, staging[start + size : stop])
                 else:
                     handler.on_frame(kind, flags, key, staging[start + size : stop])
@@ -320,13 +342,33 @@ class Connection(asyncio.BufferedProtocol):
         """Queue a whole small frame; it leaves with the others of this turn."""
         if self._finishing:
             return
-        if self._fresh and not self._out and not self.paused and not self._lost:
+        if self._fresh and not self.paused and not self._lost:
             # The first frame of a turn goes at once: that is what a single request or answer needs. The next ones leave together.
             self._fresh = False
             transport = self.transport
-            if transport is not None and not transport.is_closing():
+            if self._out:
+                self._queue(data)
+                self._flush()
+            elif transport is not None and not transport.is_closing():
                 transport.write(data)
             return
+        self._queue(data)
+
+    def answer(self, data: bytes) -> None:
+        """As `send`, for what the link itself has to say: the first of a turn goes at once, and so does the program's first frame.
+
+        For the program, which hears next of what has arrived or left, may send something and then compute for long.
+        """
+        if self._finishing:
+            return
+        transport = self.transport
+        if self._silent and not self._out and not self.paused and transport is not None and not transport.is_closing():
+            self._silent = False
+            transport.write(data)
+            return
+        self._queue(data)
+
+    def _queue(self, data: bytes) -> None:
         self._out.append(data)
         self._out_bytes += len(data)
         if self._out_bytes >= _FLUSH_BYTES:
@@ -337,16 +379,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def hold(self) -> None:
         """What is sent from here to `flush` leaves in one write."""
-        self._fresh = False
+        self._held |= self._fresh
+        self._fresh = self._silent = False
 
     def flush(self) -> None:
         """Write what is queued now."""
-        self._fresh = False
+        self._fresh, self._held = self._held, False
+        self._silent = True
         self._flush()
 
     def _scheduled_flush(self) -> None:
         self._flush_scheduled = False
-        self._fresh = True
+        self._fresh = self._silent = True
         self._flush()
 
     def _flush(self) -> None:

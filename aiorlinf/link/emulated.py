@@ -95,6 +95,10 @@ class EmulatedConnection:
         """As `Connection.send`."""
         self._put(data, len(data) if data[4] in _CHARGED else 0)
 
+    def answer(self, data: bytes) -> None:
+        """As `send`."""
+        self.send(data)
+
     def hold(self) -> None:
         """There are no writes to be saved: each frame has a time of its own."""
 

@@ -162,13 +162,13 @@ class Link:
     def release_shared(self, body: bytes, abandoned: bool = False) -> None:
         """Tell the peer which of its shared memory nobody here looks at any more; `abandoned`: but perhaps somebody elsewhere."""
         if self._conn is not None:
-            self._conn.send(frame(FrameType.RELEASE, 0, body, Flag.ABANDONED if abandoned else 0))
+            self._conn.answer(frame(FrameType.RELEASE, 0, body, Flag.ABANDONED if abandoned else 0))
 
     def forget_segment(self, number: int) -> None:
         """The arena dropped a segment; the peer need not keep it mapped."""
         for name in self.shared_out.forget(number) if self.shared_out is not None else ():
             if self._conn is not None:
-                self._conn.send(frame(FrameType.DROP, name))
+                self._conn.answer(frame(FrameType.DROP, name))
 
     def stop_receiving(self) -> None:
         """The worker is closing: its receives end, its sends still may finish."""
@@ -272,7 +272,7 @@ class Link:
     def before_flush(self) -> None:
         report = self.receiver.take_report(riding=True)
         if report is not None and self._conn is not None:
-            self._conn.send(report)
+            self._conn.answer(report)
 
     def _on_goodbye(self) -> None:
         """The peer sends nothing more: what it owes us fails now, what it sent stays."""

@@ -38,6 +38,10 @@ class Loopback:
             self._out.append(data)
             self._schedule()
 
+    def answer(self, data: bytes) -> None:
+        """As `send`."""
+        self.send(data)
+
     def hold(self) -> None:
         """There are no writes to be saved."""
 

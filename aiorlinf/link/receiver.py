@@ -126,7 +126,7 @@ class Receiver:
     def reply(self, kind: int, key: int, body: bytes = b"", flags: int = 0) -> None:
         """Send a small frame, unless the link has ended."""
         if self._conn is not None:
-            self._conn.send(frame(kind, key, body, flags))
+            self._conn.answer(frame(kind, key, body, flags))
 
     # ---- the window
 
@@ -151,7 +151,7 @@ class Receiver:
     def _report(self) -> None:
         data = self.take_report()
         if data is not None and self._conn is not None:
-            self._conn.send(data)
+            self._conn.answer(data)
 
     def take_report(self, *, riding: bool = False) -> bytes | None:
         """The CREDIT frame that is due, if any. One that rides on another write costs the peer a frame all the same."""

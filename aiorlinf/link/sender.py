@@ -261,7 +261,7 @@ class Sender:
     def announce(self, out: Outgoing, start: Start) -> None:
         """Tell how the payload travels."""
         if self._conn is not None:
-            self._conn.send(frame(FrameType.START, out.message_id, start.encode(), Flag.CHARGED if out.charged else 0))
+            self._conn.answer(frame(FrameType.START, out.message_id, start.encode(), Flag.CHARGED if out.charged else 0))
             out.charged = 0
 
     def hand_over(self, out: Outgoing, start: Start) -> None:
@@ -300,7 +300,7 @@ class Sender:
 
     def _end(self, out: Outgoing, text: bytes, flags: int) -> None:
         if self._conn is not None:
-            self._conn.send(frame(FrameType.END, out.message_id, text, flags))
+            self._conn.answer(frame(FrameType.END, out.message_id, text, flags))
 
     def end_withdrawn(self, out: Outgoing) -> None:
         """The caller has cancelled, and nothing uses the memory any more."""

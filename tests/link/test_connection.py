@@ -333,6 +333,38 @@ def test_what_is_queued_in_one_turn_leaves_together(loop: StepLoop, written: tup
     assert b"".join(transport.writes) == b"".join(GO) + b"later"
 
 
+def test_an_answer_of_the_link_leaves_the_program_its_turn(loop: StepLoop, written: tuple[Connection, Written, Recorder]) -> None:
+    connection, transport, _ = written
+
+    def program(number: int) -> None:
+        connection.send(GO[number])
+        transport.writes.append(b"computes")
+
+    connection.answer(GO[0])
+    loop.call_soon(program, 1)
+    loop.turn()
+    assert transport.writes == [GO[0], GO[1], b"computes"]
+    for held in (False, True):
+        transport.writes.clear()
+        feed(connection, GO[99])
+        if held:
+            connection.hold()
+        loop.call_soon(program, 4)
+        connection.answer(GO[2])
+        connection.answer(GO[3])
+        if held:
+            connection.flush()
+        assert transport.writes == [b"".join(GO[2:4])] if held else [GO[2]], "those of one turn leave together"
+        loop.turn()
+        assert b"".join(transport.writes) == b"".join(GO[2:5]) + b"computes"
+    transport.writes.clear()
+    feed(connection, GO[99])
+    connection.answer(GO[5])
+    connection.answer(GO[6])
+    program(7)
+    assert b"".join(transport.writes) == b"".join(GO[5:8]) + b"computes"
+
+
 def test_much_that_is_queued_does_not_wait_for_the_turn(written: tuple[Connection, Written, Recorder]) -> None:
     connection, transport, _ = written
     data = bytes(100_000)

@@ -51,6 +51,9 @@ class Writer:
     def send(self, data: bytes) -> None:
         raise AssertionError("the pump writes no frames")
 
+    def answer(self, data: bytes) -> None:
+        self.send(data)
+
     def hold(self) -> None: ...
     def flush(self) -> None: ...
 
