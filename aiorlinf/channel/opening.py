@@ -90,12 +90,12 @@ async def _alive(life: Lifeline, address: str) -> bool:
 async def _start(life: Lifeline, address: str, env: Callable[[str], Mapping[str, str]], end: float) -> None:
     """Start the channel worker and wait until it, or one that somebody else started at the same time, has joined."""
     await life.expect(address)  # where all workers were named beforehand, it was not
-    pid = spawn.spawn(env(address))
+    ended = spawn.begin(env(address))
     joined = asyncio.ensure_future(life.lookup(address, max(0.0, end - time.monotonic())))
     try:
         while not joined.done():
             await asyncio.wait({joined}, timeout=_LOOK_SECONDS)
-            code = spawn.ended(pid)
+            code = ended()
             if code and not joined.done():
                 how = f"with exit code {code}" if code > 0 else f"by signal {-code}"
                 raise ChannelError(

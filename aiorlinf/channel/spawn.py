@@ -12,11 +12,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from aiorlinf.errors import ChannelError
 
-__all__ = ["PATH_ENV", "end_of_job", "ended", "spawn"]
+__all__ = ["PATH_ENV", "Starter", "begin", "end_of_job", "ended", "spawn", "start_with"]
 
 PATH_ENV = "AIORLINF_CHANNEL_PATH"
 """The variable in which a channel worker finds the module search path; it is taken out of the environment."""
@@ -28,9 +29,24 @@ _BOOTSTRAP = (
 _END_SECONDS = 8.0
 _LOOK_SECONDS = 0.01
 
+Starter = Callable[[Mapping[str, str]], Callable[[], int | None]]
+"""Begins to start a channel worker with these variables and returns at once; what it returns tells whether that has failed, as `ended`."""
+
+_starter: Starter | None = None
 _lock = threading.Lock()
 _children: dict[int, str] = {}  # the manager that each was given
 _results: dict[int, int] = {}  # exit codes of those that have ended
+
+
+def start_with(starter: Starter | None) -> None:
+    """From now on, this process starts channel workers so; None: as processes of this host."""
+    global _starter
+    _starter = starter
+
+
+def begin(env: Mapping[str, str]) -> Callable[[], int | None]:
+    """Start a channel worker in the way of this process; the result tells its exit code, None while it runs. Raises as `spawn`."""
+    return partial(ended, spawn(env)) if _starter is None else _starter(env)
 
 
 def spawn(env: Mapping[str, str]) -> int:

@@ -9,7 +9,7 @@ import math
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,19 @@ from aiorlinf.launch.target import Target, resolve_target
 from aiorlinf.manager.service import ManagerService
 from aiorlinf.rendezvous.tls import tls_of
 
-__all__ = ["DEFAULT_GRACE_S", "JobSpec", "check_seconds", "launch", "launch_async", "new_loop", "run_job"]
+__all__ = [
+    "DEFAULT_GRACE_S",
+    "JobSpec",
+    "check_seconds",
+    "finish",
+    "in_thread",
+    "launch",
+    "launch_async",
+    "make_spec",
+    "new_loop",
+    "refuse_running_loop",
+    "run_job",
+]
 
 DEFAULT_GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -91,12 +103,10 @@ def launch(
 
     Ctrl-C ends the job, in the same way as a failure does, and then raises `KeyboardInterrupt`; a second one does not wait for the grace.
     """
-    if _loop_is_running():
-        hint = "use: result = await aiorlinf.launch_async(...)"
-        raise WouldBlockLoop("an event loop is running in this thread and would stand still", operation="launch", hint=hint)
-    spec = _make_spec(target, workers, args, config, env, grace, prefix, timeout)
+    refuse_running_loop()
+    spec = make_spec(target, workers, args, config, env, grace, prefix, timeout)
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        return _finish(runner.run(run_job(spec)), spec, check)
+        return finish(runner.run(run_job(spec)), spec, check)
 
 
 async def launch_async(
@@ -116,8 +126,13 @@ async def launch_async(
 
     Cancelling ends the job as Ctrl-C does and returns when everything has ended; cancelling again does not wait for the grace.
     """
-    spec = _make_spec(target, workers, args, config, env, grace, prefix, timeout)
-    thread = _JobThread(spec)
+    spec = make_spec(target, workers, args, config, env, grace, prefix, timeout)
+    return finish(await in_thread(lambda: run_job(spec)), spec, check)
+
+
+async def in_thread(run: Callable[[], Coroutine[Any, Any, LaunchResult]]) -> LaunchResult:
+    """Run a job in a thread with a loop of its own; see `launch_async`."""
+    thread = _JobThread(run)
     cancelled = False
     try:
         while not thread.ended.done():
@@ -133,16 +148,16 @@ async def launch_async(
     if cancelled:
         thread.ended.exception()  # looked at, so that it is not logged
         raise asyncio.CancelledError
-    return _finish(thread.ended.result(), spec, check)
+    return thread.ended.result()
 
 
 class _JobThread:
     """Runs a job on a loop of its own; `ended` belongs to the loop that made it."""
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, run: Callable[[], Coroutine[Any, Any, LaunchResult]]) -> None:
         self._owner = asyncio.get_running_loop()
         self.ended: asyncio.Future[LaunchResult] = self._owner.create_future()
-        self._spec = spec
+        self._job = run
         self._lock = threading.Lock()
         self._inner: tuple[asyncio.AbstractEventLoop, asyncio.Task[LaunchResult]] | None = None
         self._cancels = 0  # asked for before the loop ran
@@ -173,7 +188,7 @@ class _JobThread:
             self._settle(self.ended.set_result, result)
 
     async def _body(self) -> LaunchResult:
-        task = asyncio.ensure_future(run_job(self._spec))
+        task = asyncio.ensure_future(self._job())
         with self._lock:
             self._inner = (asyncio.get_running_loop(), task)
             cancels = self._cancels
@@ -230,15 +245,17 @@ def check_seconds(name: str, value: object, *, allow_none: bool = False) -> floa
     return float(value)
 
 
-def _loop_is_running() -> bool:
+def refuse_running_loop() -> None:
+    """Raises WouldBlockLoop when a loop runs in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return
+    hint = "use: result = await aiorlinf.launch_async(...)"
+    raise WouldBlockLoop("an event loop is running in this thread and would stand still", operation="launch", hint=hint)
 
 
-def _make_spec(
+def make_spec(
     target: str | os.PathLike[str] | Callable[..., Any],
     workers: str | Mapping[str, int],
     args: Sequence[Any],
@@ -248,6 +265,7 @@ def _make_spec(
     prefix: bool,
     timeout: float | None,
 ) -> JobSpec:
+    """What `launch` was given, checked; raises as it says."""
     if is_loading():
         raise UsageError(
             "launch was called while a worker loads this program to find its function",
@@ -294,7 +312,8 @@ def _cpus() -> int:
         return os.cpu_count() or 1
 
 
-def _finish(result: LaunchResult, spec: JobSpec, check: bool) -> LaunchResult:
+def finish(result: LaunchResult, spec: JobSpec, check: bool) -> LaunchResult:
+    """The result, or what the caller asked to be raised instead of it."""
     if result.stopped is not None and result.stopped.kind == "timeout":
         raise DeadlineExceeded("the job did not end in time and was ended", operation="launch", step="run", elapsed=result.elapsed)
     return result.check() if check else result

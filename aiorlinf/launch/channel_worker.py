@@ -19,7 +19,7 @@ from aiorlinf.errors import RendezvousError
 if TYPE_CHECKING:
     from aiorlinf.worker import Worker
 
-__all__ = ["main"]
+__all__ = ["End", "main"]
 
 log = logging.getLogger("aiorlinf.channel")
 
@@ -38,7 +38,7 @@ def main() -> int:
 async def _main() -> int:
     from aiorlinf.worker import init
 
-    end = _End()
+    end = End()
     try:
         async with init() as comm:
             end.watch(comm)
@@ -52,15 +52,23 @@ async def _main() -> int:
     return 0
 
 
-class _End:
-    """Decides when it is over."""
+class End:
+    """Decides when it is over.
 
-    def __init__(self) -> None:
+    Attributes:
+        event: set then.
+
+    Args:
+        signals: SIGTERM and SIGINT ask for it, too. Main thread only.
+    """
+
+    def __init__(self, *, signals: bool = True) -> None:
         self.event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._asked = False
         self._watching: asyncio.Task[None] | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
+        self._signals = (signal.SIGTERM, signal.SIGINT) if signals else ()
+        for number in self._signals:
             self._loop.add_signal_handler(number, self._on_signal)
 
     def watch(self, comm: Worker) -> None:
@@ -91,7 +99,7 @@ class _End:
 
     def stop(self) -> None:
         """It is over."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in self._signals:
             self._loop.remove_signal_handler(number)
         if self._watching is not None:
             self._watching.cancel()

@@ -1,4 +1,4 @@
-"""``aiorlinf run``: a job on this machine, from the command line."""
+"""``aiorlinf run``: a job on this machine, or in a Ray cluster, from the command line."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ _EPILOG = """\
 examples:
   aiorlinf run --workers rollout=2,trainer=1 train.py --steps 100
   aiorlinf run --workers rollout=8,trainer=1 --config job.yaml --env LOG=debug -m my.package.train
+  aiorlinf run --workers rollout=8,trainer=1 --ray auto --placement '{trainer: {num_gpus: 1}}' train.py
 
 environment of a worker, besides this command's own:
   AIORLINF_ADDRESS, AIORLINF_MANAGER, AIORLINF_TOKEN   who it is, and how it joins
@@ -58,6 +59,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--grace", type=float, default=DEFAULT_GRACE_S, metavar="SECONDS", help="time between SIGTERM and SIGKILL (default: %(default)g)"
     )
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after this time, with exit code 124")
+    parser.add_argument(
+        "--ray", metavar="ADDRESS", help="start the workers in this Ray cluster: host:port, auto, or local for one of its own"
+    )
+    parser.add_argument(
+        "--placement",
+        metavar="YAML",
+        help="Ray's options for each group, such as '{trainer: {num_gpus: 1}, rollout: {num_cpus: 2}}'",
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="script is a module's name, as with python -m")
     parser.add_argument("script", help="the Python script that every worker runs; options of aiorlinf come before it")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
@@ -87,6 +96,12 @@ def run(args: argparse.Namespace) -> int:
         prefix=not args.no_prefix,
         timeout=check_seconds("--timeout", args.timeout, allow_none=True),
     )
+    if args.ray is not None:
+        from aiorlinf.launch.ray.command import run_there  # heavy
+
+        return run_there(spec, args.ray, args.placement)
+    if args.placement is not None:
+        raise UsageError("--placement is for workers in a Ray cluster", hint="name it: --ray auto")
     # Whoever started us may have ignored it; the kernel would then throw the workers' exit codes away.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with asyncio.Runner(loop_factory=new_loop) as runner:

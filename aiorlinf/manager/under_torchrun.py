@@ -23,20 +23,19 @@ _LONGEST_PAUSE_SECONDS = 0.5
 _SILENCE_SECONDS = 10.0
 
 
-def host_manager(job: Torchrun, config: JobConfig | None, token: bytes | None, by_rank: bool) -> EmbeddedManager:
+def host_manager(job: Torchrun, config: JobConfig | None, token: bytes | None, by_rank: tuple[str, ...] | None) -> EmbeddedManager:
     """In the process of rank 0: use its manager, and say where it is. Blocks for some milliseconds.
 
     Args:
         token: the one that is in everybody's environment, if there is one. Otherwise a random one is told through torchrun's store, which
             asks nobody who he is.
-        by_rank: the workers' addresses are their ranks, so it is known who belongs to the job.
+        by_rank: the addresses of all ranks, if theirs come from their ranks, so that it is known who belongs to the job.
 
     Raises as `acquire_embedded` and `Board`.
     """
     network = (config or JobConfig()).cluster.network
     host = None if network.bind_host != "auto" or network.interface is not None else job.where_to_listen()
-    expected = tuple(f"worker:{rank}" for rank in range(job.world_size)) if by_rank else None
-    embedded = acquire_embedded(config, token, job.job, Hosting(host=host, expected=expected, lives=job.restarts))
+    embedded = acquire_embedded(config, token, job.job, Hosting(host=host, expected=by_rank, lives=job.restarts))
     try:
         Board(job, network.rendezvous_timeout_s).post(embedded.address, None if token else embedded.token)
     except BaseException:

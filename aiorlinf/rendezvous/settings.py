@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from aiorlinf.address import WorkerAddress
 from aiorlinf.config import JobConfig, load_config
 from aiorlinf.errors import UsageError
-from aiorlinf.rendezvous.torchrun import Torchrun, torchrun_of
+from aiorlinf.rendezvous.torchrun import Torchrun, address_of_rank, torchrun_of
 
 __all__ = ["Backend", "ConfigSource", "JoinSettings"]
 
@@ -20,7 +20,11 @@ Backend = Literal["auto", "stream", "shm", "gloo", "nccl", "cuda_ipc"]
 
 @dataclass(frozen=True, slots=True)
 class JoinSettings:
-    """The arguments of `init`, completed from the environment."""
+    """The arguments of `init`, completed from the environment.
+
+    Attributes:
+        by_rank: the addresses of all ranks, in order, if ours comes from our rank; None otherwise.
+    """
 
     address: WorkerAddress
     manager: str | None
@@ -28,7 +32,7 @@ class JoinSettings:
     backend: str | None
     config: JobConfig | None
     labels: dict[str, str]
-    by_rank: bool
+    by_rank: tuple[str, ...] | None
     torchrun: Torchrun | None
 
     @classmethod
@@ -44,16 +48,16 @@ class JoinSettings:
         environ = os.environ
         if address is None:
             address = environ.get("AIORLINF_ADDRESS")
-        by_rank = address is None and environ.get("RANK") is not None
-        if by_rank:
-            address = f"worker:{environ['RANK']}"
+        by_rank = None
+        if address is None and environ.get("RANK") is not None:
+            address, by_rank = address_of_rank(environ)
         if address is None:
             raise UsageError("no address", hint="pass one, such as aiorlinf.init('rollout:0'), or set AIORLINF_ADDRESS")
         if backend is not None and backend not in get_args(Backend):
             raise UsageError(f"backend={backend!r}", hint=f"backend is one of {', '.join(get_args(Backend))}")
         manager = manager or environ.get("AIORLINF_MANAGER") or None
         torchrun = torchrun_of(environ) if manager is None else None
-        if by_rank and manager is None and torchrun is None and environ.get("WORLD_SIZE", "1") != "1":
+        if by_rank is not None and manager is None and torchrun is None and environ.get("WORLD_SIZE", "1") != "1":
             raise UsageError(
                 "no manager, and the workers of other ranks could not join one in this process",
                 hint="run `aiorlinf manager`, and the workers with the AIORLINF_MANAGER and AIORLINF_TOKEN that it prints, or use torchrun",

@@ -18,7 +18,7 @@ import torch.distributed
 from aiorlinf.errors import RendezvousError, UsageError
 from aiorlinf.rendezvous.hosts import is_loopback
 
-__all__ = ["Board", "Torchrun", "torchrun_of"]
+__all__ = ["Board", "Torchrun", "address_of_rank", "torchrun_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,29 @@ class Board:
             return None
         told = orjson.loads(self._store.get(self._key))
         return told["manager"], None if told["token"] is None else told["token"].encode("ascii")
+
+
+def address_of_rank(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """The address of this process's RANK, and those of all ranks in order.
+
+    They are ``worker:0``, ``worker:1`` and so on; or, with AIORLINF_WORKERS as ``trainer=1,rollout=2``, ``trainer:0``, ``rollout:0``,
+    ``rollout:1``.
+
+    Raises UsageError when a variable has no sense, or when they are not as many as WORLD_SIZE says.
+    """
+    rank, size = _number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 0)
+    text = environ.get("AIORLINF_WORKERS", "")
+    if not text:
+        return f"worker:{rank}", tuple(f"worker:{other}" for other in range(max(size, rank + 1)))
+    names: list[str] = []
+    for part in text.split(","):
+        group, equals, count = (piece.strip() for piece in part.partition("="))
+        if not (group and equals and count.isascii() and count.isdigit() and len(count) < 7):
+            raise UsageError(f"AIORLINF_WORKERS={text!r} in the environment", hint="it is of the form rollout=2,trainer=1")
+        names += [f"{group}:{number}" for number in range(int(count))]
+    if rank >= len(names) or size not in (0, len(names)):
+        raise UsageError(f"AIORLINF_WORKERS={text!r} names {len(names)} workers, but this is rank {rank} of {size}")
+    return names[rank], tuple(names)
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:

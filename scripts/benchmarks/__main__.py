@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from scripts.benchmarks import choice, choice_plot, collectives, membership, plot, table
+from scripts.benchmarks import choice, choice_plot, collectives, membership, plot, ray_actors, rollout, table
 from scripts.benchmarks.channel import CHANNEL
 from scripts.benchmarks.compression import COMPRESSION
 from scripts.benchmarks.driver import run_rounds
@@ -26,6 +26,8 @@ from scripts.benchmarks.results import Results
 __all__ = ["main"]
 
 SUITES: Final = {suite.name: suite for suite in (P2P, HOST, COMPRESSION, CHANNEL)}
+OTHERS: Final[dict[str, Any]] = {"membership": membership, "collectives": collectives, "ray": ray_actors, "rollout": rollout}
+"""Modules with a SUMMARY and a `main` of their own."""
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -36,8 +38,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for suite in SUITES.values():
         add_suite(suites.add_parser(suite.name, help=suite.summary, description=suite.summary), suite)
     # These have options of their own, see `main`.
-    suites.add_parser("membership", help=membership.SUMMARY)
-    suites.add_parser("collectives", help=collectives.SUMMARY)
+    for name, module in OTHERS.items():
+        suites.add_parser(name, help=module.SUMMARY)
     asked = parser.parse_args(arguments)
     if asked.suite is None:
         parser.print_help()
@@ -89,10 +91,9 @@ def machine_facts() -> dict[str, str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print the tables, and return 1 when a measurement failed (a missed aim is printed, not a failure)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["membership"]:
-        return membership.main(given[1:])
-    if given[:1] == ["collectives"]:
-        return collectives.main(given[1:])
+    if given and given[0] in OTHERS:
+        status: int = OTHERS[given[0]].main(given[1:])
+        return status
     asked = parse(given)
     suite = SUITES[asked.suite]
     effort = suite.quick if asked.quick else suite.full

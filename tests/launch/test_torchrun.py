@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import aiorlinf
 from aiorlinf.errors import RendezvousError, UsageError
-from aiorlinf.rendezvous.torchrun import Board, Torchrun, torchrun_of
+from aiorlinf.rendezvous.torchrun import Board, Torchrun, address_of_rank, torchrun_of
 from tests import peers
 from tests.namespaces import Host, two_hosts
 
@@ -55,6 +55,29 @@ def test_where_there_is_nothing_to_find(change: Mapping[str, str]) -> None:
 def test_what_makes_no_sense() -> None:
     with pytest.raises(UsageError, match="WORLD_SIZE='many' in the environment is no number"):
         torchrun_of({**ENVIRONMENT, "WORLD_SIZE": "many"})
+
+
+def test_ranks_have_the_names_that_the_environment_gives() -> None:
+    assert address_of_rank({"RANK": "3", "WORLD_SIZE": "8"}) == ("worker:3", tuple(f"worker:{rank}" for rank in range(8)))
+    assert address_of_rank({"RANK": "3"})[0] == "worker:3"
+    names = ("trainer:0", "rollout:0", "rollout:1")
+    for size in ({"WORLD_SIZE": "3"}, {}):
+        assert address_of_rank({"RANK": "2", "AIORLINF_WORKERS": "trainer=1, rollout=2", **size}) == ("rollout:1", names)
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({"RANK": "0", "AIORLINF_WORKERS": "trainer"}, "AIORLINF_WORKERS='trainer' in the environment"),
+        ({"RANK": "0", "AIORLINF_WORKERS": "trainer=-1"}, "AIORLINF_WORKERS='trainer=-1' in the environment"),
+        ({"RANK": "1", "AIORLINF_WORKERS": "trainer=1"}, "names 1 workers, but this is rank 1 of 0"),
+        ({"RANK": "0", "WORLD_SIZE": "3", "AIORLINF_WORKERS": "a=1,b=1"}, "names 2 workers, but this is rank 0 of 3"),
+        ({"RANK": "first"}, "RANK='first' in the environment is no number"),
+    ],
+)
+def test_names_that_make_no_sense(environment: Mapping[str, str], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        address_of_rank(environment)
 
 
 def test_where_rank_0_listens() -> None:
@@ -139,6 +162,49 @@ async def test_beside_ddp_on_the_default_process_group() -> None:
         env = {**ENVIRONMENT, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(await agent.hear())}
         members = [stack.enter_context(peers.process(_train, env={**env, "RANK": str(rank)})) for rank in range(2)]
         assert [await member.result() for member in members] == [(2.0, [6.0] * 3)] * 2
+
+
+def _train_sharded(pipe: peers.Pipe) -> Any:
+    """The weights are sharded over the default group; the trainer's rank 0 has all of them for a moment, and gives them to a rollout."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    rank = int(os.environ["RANK"])
+    torch.manual_seed(0)
+    with aiorlinf.init(backend="auto") as comm:
+        policy = nn.Sequential(nn.Linear(200, 200), nn.Linear(200, 10))
+        if rank == 2:  # the rollout, which is not in the process group
+            for _ in range(2):
+                comm.broadcast(None, root=0, into=policy, timeout=20).wait()
+            return [parameter.sum().item() for parameter in policy.parameters()]
+        dist.init_process_group("gloo", world_size=2)
+        mesh = init_device_mesh("cpu", (2,))
+        for layer in policy:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(policy, mesh=mesh)
+        optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
+        whole: dict[str, torch.Tensor] = {}
+        for _ in range(2):
+            policy(torch.randn(4, 200)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            whole = {name: tensor.full_tensor() for name, tensor in policy.state_dict().items()}
+            comm.broadcast(whole if rank == 0 else None, root=0, timeout=20).wait()
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == 2
+        dist.destroy_process_group()
+        return [tensor.sum().item() for tensor in whole.values()]
+
+
+@pytest.mark.asyncio
+async def test_beside_fsdp() -> None:
+    with contextlib.ExitStack() as stack:
+        agent = stack.enter_context(peers.process(_keep_store))
+        env = {**ENVIRONMENT, "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(await agent.hear())}
+        members = [stack.enter_context(peers.process(_train_sharded, env={**env, "RANK": str(rank)})) for rank in range(3)]
+        first, second, rollout = [await member.result() for member in members]
+    assert first == second == rollout
 
 
 # ---- two nodes

@@ -1,0 +1,68 @@
+"""``scripts/bench rollout`` over aiorlinf: a channel for the trajectories, a broadcast for the weights."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import uvloop
+from atari.messages import Trajectory, Weights
+
+import aiorlinf
+from scripts.benchmarks.rollout_job import Figures, Job, roll_out, train
+from scripts.benchmarks.rollout_processes import run_processes
+
+__all__ = ["run"]
+
+TRAINER = "trainer:0"
+
+
+def run(job: Job) -> Figures:
+    """One run in processes of its own."""
+    with aiorlinf.init("driver:0", loop="thread") as comm:
+        return run_processes(job, _rollout, _trainer, comm.env(TRAINER))
+
+
+def _members(job: Job) -> list[str]:
+    return [TRAINER, *(f"rollout:{rank}" for rank in range(job.rollouts))]
+
+
+class _Rollout:
+    def __init__(self, comm: aiorlinf.Worker, channel: aiorlinf.Channel[Trajectory], members: list[str]) -> None:
+        self._comm = comm
+        self._channel = channel
+        self._members = members
+
+    async def put(self, trajectory: Trajectory) -> None:
+        await self._channel.put(trajectory)
+
+    async def weights(self) -> Weights | None:
+        got: Weights | None = await self._comm.broadcast(None, root=TRAINER, members=self._members)
+        return got
+
+
+class _Trainer(_Rollout):
+    async def get(self) -> Trajectory:
+        return await self._channel.get()
+
+    async def publish(self, weights: Weights | None) -> None:
+        await self._comm.broadcast(weights, root=TRAINER, members=self._members)
+
+
+def _rollout(job: Job, rank: int, env: dict[str, str]) -> None:
+    async def main() -> None:
+        async with aiorlinf.init(f"rollout:{rank}") as comm:
+            await roll_out(_Rollout(comm, await comm.connect_channel("trajectories"), _members(job)), job, rank)
+
+    os.environ.update(env)
+    uvloop.run(main())
+
+
+def _trainer(job: Job, answers: Any, env: dict[str, str]) -> None:
+    async def main() -> None:
+        async with aiorlinf.init(TRAINER) as comm:
+            channel = await comm.create_channel("trajectories", maxsize=job.ahead)
+            answers.put((await train(_Trainer(comm, channel, _members(job)), job)).to_json())
+
+    os.environ.update(env)
+    uvloop.run(main())
