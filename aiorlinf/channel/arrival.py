@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiorlinf.link.parcel import Parcel, decode_parcel
 from aiorlinf.wire.inline import decode_inline
+from aiorlinf.wire.tree import rebuild
 
-__all__ = ["Arrival"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from aiorlinf.wire.manifest import Manifest
+
+__all__ = ["Arrival", "Leaves"]
+
+
+class Leaves(NamedTuple):
+    """A large item in memory of the channel worker, or of who put it."""
+
+    manifest: Manifest
+    memory: Sequence[torch.Tensor]
 
 
 class Arrival:
@@ -16,17 +31,17 @@ class Arrival:
     Attributes:
         number: of the get.
         lease: the channel worker keeps the items.
-        parts: bytes of small items, parcels of large ones, None where one is on its way, or the error of one that was lost on it.
-        large: which of them are large.
+        parts: bytes of small items, leaves or parcels of large ones, None where one is on its way, or the error of one that was lost on it.
+        messages: which of them have come as messages: the channel worker has them no more.
     """
 
-    __slots__ = ("_announced", "_missing", "large", "lease", "number", "parts")
+    __slots__ = ("_announced", "_missing", "lease", "messages", "number", "parts")
 
     def __init__(self, number: int, lease: bool) -> None:
         self.number = number
         self.lease = lease
-        self.parts: list[bytes | Parcel | BaseException | None] = []
-        self.large: list[int] = []
+        self.parts: list[bytes | Leaves | Parcel | BaseException | None] = []
+        self.messages: list[int] = []
         self._missing = 0
         self._announced = False
 
@@ -40,12 +55,11 @@ class Arrival:
         index = len(self.parts)
         self.parts.append(small)
         if small is None:
-            self.large.append(index)
             self._missing += 1
         self._announced = last
         return index
 
-    def part(self, index: int, part: Parcel | BaseException) -> None:
+    def part(self, index: int, part: Leaves | Parcel | BaseException) -> None:
         """One that was on its way."""
         self.parts[index] = part
         self._missing -= 1
@@ -54,7 +68,9 @@ class Arrival:
         """The items. Raises what the first one raises that is not there or cannot be rebuilt."""
         found: list[Any] = []
         for part in self.parts:
-            if isinstance(part, Parcel):
+            if isinstance(part, Leaves):
+                found.append(rebuild(part.manifest, part.memory, allow_pickle=allow_pickle))
+            elif isinstance(part, Parcel):
                 found.append(decode_parcel(part, allow_pickle=allow_pickle))
             elif isinstance(part, BaseException):
                 raise part

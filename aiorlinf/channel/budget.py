@@ -13,7 +13,7 @@ class ByteBudget:
 
     Attributes:
         limit: in bytes; None: no bound.
-        used: taken and not returned.
+        used: taken and not returned. Who takes some adds to it, whether there is room or not.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -24,10 +24,6 @@ class ByteBudget:
     def fits(self, nbytes: int) -> bool:
         """Whether there is room. What is larger than all of it has room when nothing else is there: it could wait for ever otherwise."""
         return self.limit is None or self.used + nbytes <= self.limit or not self.used
-
-    def take(self, nbytes: int) -> None:
-        """Use room, whether there is any or not."""
-        self.used += nbytes
 
     def give(self, nbytes: int) -> None:
         """Return room, and tell those who wait for some, in the order in which they began to."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from aiorlinf.channel.records import Key
+    from aiorlinf.channel.stream import GetStream
     from aiorlinf.work.base import AsyncWork
     from aiorlinf.work.home import LoopHome
 
@@ -75,6 +76,10 @@ class GetCall:
         if work is not None:
             work._fail(error)
 
+    def failed(self, number: int, error: BaseException) -> None:
+        """As `fail`; its number is its own."""
+        self.fail(error)
+
     def give_back(self, value: Any) -> None:
         """It was done, and cancelled before anybody took the value."""
         self.port.give_back(self, value)
@@ -111,6 +116,9 @@ class Port(Protocol):
 
     def ask(self, work: AsyncWork[Any], what: str, key: Key, all_keys: bool) -> None:
         """Finish the work with a number (``length``, ``full``), the statistics (``stats``) or the items (``peek``)."""
+
+    def stream(self, key: Key, count: int) -> GetStream | None:
+        """The gets of a `prefetch` loop; None: they are made one by one."""
 
     def report(self, free_memory: int | None) -> None:
         """What a policy shall know of this handle as a consumer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
@@ -270,9 +271,30 @@ class Channel(Generic[T]):
         Raises:
             UsageError: not a number of at least 1.
         """
-        if type(count) is not int or count < 1:
-            raise UsageError(f"count={count!r} is not a whole number of at least 1", operation="prefetch")
-        return Prefetch(lambda: self.get(key=key), count)
+        _check_count(count, "prefetch")
+        if key is not None:
+            check_key(key)
+        port = self._port
+        stream = port.stream(key, count) if asyncio._get_running_loop() is port.home.loop else None
+        return Prefetch(lambda: self.get(key=key), count, stream, self._limit_a_get)
+
+    def batches(self, target_weight: float, *, key: Key = None, ahead: int = 1) -> Prefetch[list[T]]:
+        """An iterator over batches: ``async for batch in channel.batches(800)``; see `get_batch`.
+
+        It ends with the stream. What was on its way when the loop is left goes back, as with `prefetch`.
+
+        Args:
+            target_weight, key: as for `get_batch`.
+            ahead: so many batches are asked for at a time, from 1 on: while the loop works on one, the others are on their way.
+
+        Raises:
+            UsageError: with the argument concerned.
+        """
+        _check_count(ahead, "batches")
+        target = check_target(target_weight)
+        if key is not None:
+            check_key(key)
+        return Prefetch(lambda: self.get_batch(target, key=key), ahead, None, self._limit_a_get)
 
     def __aiter__(self) -> Channel[T]:
         return self
@@ -369,6 +391,9 @@ class Channel(Generic[T]):
         if self._port.home.on_home():
             raise WouldBlockLoop("async_op=False on the loop's own thread would never return", hint="await the operation instead")
 
+    def _limit_a_get(self, work: AsyncWork[Any]) -> None:
+        self._limit(work, None, "gave nothing")
+
     def _limit(self, work: AsyncWork[Any], timeout: float | None, what: str) -> None:
         if timeout is None and current_deadline.get() is NO_DEADLINE:
             return
@@ -395,6 +420,12 @@ def _stop_get(work: AsyncWork[Any]) -> None:
 
 def _forget(work: AsyncWork[Any]) -> None:
     """The answer will find nobody."""
+
+
+def _check_count(count: object, operation: str) -> None:
+    if type(count) is not int or count < 1:
+        what = "count" if operation == "prefetch" else "ahead"
+        raise UsageError(f"{what}={count!r} is not a whole number of at least 1", operation=operation)
 
 
 def _is_zero(number: int) -> bool:

@@ -6,39 +6,44 @@ import itertools
 import logging
 import random
 import struct
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
-from aiorlinf.channel.arrival import Arrival
+from aiorlinf.channel.arrival import Arrival, Leaves
 from aiorlinf.channel.calls import GetCall
-from aiorlinf.channel.entries import GETS, HEAD, HELLO, LIFE, REPLIES, REQUESTS, RETURNS, Bits, Entry, Op, encode_end, entries, entry
+from aiorlinf.channel.claims import Claims
+from aiorlinf.channel.entries import GETS, HEAD, HELLO, LIFE, REPLIES, REQUESTS, RETURNS, Bits, Op, encode_end, entries, entry
 from aiorlinf.channel.faults import decode_error
 from aiorlinf.channel.pending import CONTEXTS, asks_under_way, calls_under_way
+from aiorlinf.channel.stream import GetStream
 from aiorlinf.channel.watching import watch
 from aiorlinf.errors import AiorlinfError, ClosedError, UnsupportedObject, WireError
+from aiorlinf.link.lending import take_leaves
 from aiorlinf.link.parcel import Parcel
 from aiorlinf.wire.frames import stream_key
 from aiorlinf.wire.inline import decode_inline
 from aiorlinf.work.base import AsyncWork
 
 if TYPE_CHECKING:
-    import asyncio
-
     from aiorlinf.address import WorkerAddress
+    from aiorlinf.channel.calls import PutCall
     from aiorlinf.collective.exchange import Exchange
+    from aiorlinf.link.link import Link
     from aiorlinf.link.pending import PendingOperation
+    from aiorlinf.link.shared_in import Views
+    from aiorlinf.wire.manifest import Manifest
 
 __all__ = ["Conversation", "PutSide", "post"]
 
 log = logging.getLogger("aiorlinf.channel")
 
-_FLUSH_BYTES = 32 * 1024
-_FIRST_LOOK_SECONDS = 0.005
-_LAST_LOOK_SECONDS = 0.5
+_FLUSH_BYTES = 48 * 1024
 _SLOTS = 1024
+_MOST_AT_ONCE = 65535
+_ITEM, _ADMIT = Op.ITEM, Op.ADMIT  # they are compared for every entry
+_LARGE, _LEASE, _MORE, _PLACED = Bits.LARGE, Bits.LEASE, Bits.MORE, Bits.PLACED
 _U16 = struct.Struct("<H")
 
 
@@ -47,6 +52,7 @@ class PutSide(Protocol):
 
     def on_admit(self, upto: int) -> None: ...
     def on_go(self, number: int, slot: int) -> None: ...
+    def on_again(self, number: int) -> None: ...
     def on_error(self, number: int, error: AiorlinfError) -> None: ...
     def unfinished(self) -> list[PutCall]: ...
     def on_end(self, make_error: Callable[[], AiorlinfError]) -> None: ...
@@ -76,12 +82,14 @@ class Conversation:
         self._numbers = itertools.count(1)
         self._port_numbers = itertools.count(1)
         self._slots = itertools.cycle(range(1, _SLOTS))
-        self._gets: dict[int, GetCall] = {}
+        self.streams: set[GetStream] = set()
+        self._gets: dict[int, GetCall | GetStream] = {}
         self._asks: dict[int, AsyncWork[Any]] = {}
         self._arrivals: dict[int, Arrival] = {}
-        self._untaken: dict[int, Any] = {}  # by number, the work, or a weak reference to it once it has waited for a while
-        self._look: asyncio.TimerHandle | None = None
-        self._pause = _FIRST_LOOK_SECONDS
+        self.claims = Claims(exchange.home.loop, self.flush)
+        self._wanted: tuple[int, int, float, int, bytes] | None = None  # gets that are alike and not written yet
+        self._wanted_from = 0
+        self._wanted_count = 0
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._commits: dict[int, int] = {}
@@ -91,7 +99,7 @@ class Conversation:
 
     def pending(self) -> list[PendingOperation]:
         """Calls that are not over, for diagnosis."""
-        found = list(calls_under_way(dict.fromkeys(self._gets.values()), "waits for an item"))
+        found = list(calls_under_way(self._gets.values(), "waits for an item"))
         for port in self.ports.values():
             found += calls_under_way(port.unfinished(), "waits for room")
         return found + list(asks_under_way(self._asks.values(), self.host))
@@ -109,8 +117,15 @@ class Conversation:
             raise ClosedError(f"{number} handles were made of channels at {self.host}", hint="keep handles instead of making new ones")
         return number
 
+    @property
+    def link(self) -> Link | None:
+        """To the channel worker."""
+        return self.exchange.table.peek(self.host)
+
     def write(self, data: bytes) -> None:
         """An entry; those of one turn of the loop leave together."""
+        if self._wanted_count:
+            self._write_gets()
         self._out.append(data)
         self._out_bytes += len(data)
         if self._out_bytes > _FLUSH_BYTES:
@@ -132,9 +147,12 @@ class Conversation:
         if self.cause is not None:
             return
         out = self._out
-        self._write_commits()
-        if self._untaken:
-            self._tell_taken()
+        if self._commits:
+            self._write_commits()
+        if self._wanted_count:
+            self._write_gets()
+        if self.claims:
+            self.claims.tell(out)
         if not out:
             return
         body = HEAD.pack(self._number, self._hello) + b"".join(out)
@@ -158,17 +176,39 @@ class Conversation:
         self._asks[number] = work
         self.write(entry(op, port, number, bits, payload=payload, key=key))
 
-    def start_get(self, call: GetCall, data: Callable[[int], bytes]) -> None:
-        """A get."""
-        self._write_commits()
+    def start_get(self, call: GetCall | GetStream, port: int, bits: int, value: float, extra: int, key: bytes) -> None:
+        """A get: an entry GET of these fields. Those that are alike share one."""
+        if self._commits:
+            self._write_commits()
         call.number = number = next(self._numbers)
         self._gets[number] = call
-        self.write(data(number))
+        form = (port, bits, value, extra, key)
+        if self._wanted_count:
+            if form == self._wanted and number == self._wanted_from + self._wanted_count and self._wanted_count < _MOST_AT_ONCE:
+                self._wanted_count += 1
+                return
+            self._write_gets()
+        self._wanted = form
+        self._wanted_from = number
+        self._wanted_count = 1
+        if not self._scheduled:
+            self._scheduled = True
+            self.home.loop.call_soon(self.flush)
+
+    def _write_gets(self) -> None:
+        assert self._wanted is not None
+        port, bits, value, extra, key = self._wanted
+        count, self._wanted_count = self._wanted_count, 0
+        self._out.append(entry(Op.GET, port, self._wanted_from, bits, slot=count - 1, value=value, extra=extra, key=key))
 
     def stop_get(self, call: GetCall, port: int) -> None:
         """It is not wanted any more. What is on its way goes back when it is here."""
-        if self._gets.pop(call.number, None) is not None:
-            self.write(entry(Op.CANCEL, port, call.number))
+        self.stop_number(call.number, port)
+
+    def stop_number(self, number: int, port: int) -> None:
+        """As `stop_get`."""
+        if self._gets.pop(number, None) is not None:
+            self.write(entry(Op.CANCEL, port, number))
 
     # ---- receiving
 
@@ -205,64 +245,90 @@ class Conversation:
                 raise WireError("a message of a channel worker without a head")
             if HEAD.unpack_from(body)[0] != self._number:
                 return  # to somebody who had our address before
-            for each in entries(body):
-                self._obey(each)
+            for op, bits, port, slot, number, _, extra, _, payload in entries(body):
+                if op == _ITEM:
+                    self._item(bits, slot, number, extra, payload)
+                elif op == _ADMIT:
+                    if (side := self.ports.get(port)) is not None:
+                        side.on_admit(number)
+                else:
+                    self._obey_rare(op, port, slot, number, payload)
         except WireError as wrong:
             log.error("%s ends its conversation with %s: %s", self.exchange.local, self.host, wrong)
             self.end(wrong)
         except AiorlinfError as closing:
             self.end(closing)
 
-    def _obey(self, each: Entry) -> None:
-        op = each.op
-        if op == Op.ITEM:
-            self._item(each)
-        elif op == Op.ADMIT:
-            if (port := self.ports.get(each.port)) is not None:
-                port.on_admit(each.number)
-        elif op == Op.GO:
-            if (port := self.ports.get(each.port)) is not None:
-                port.on_go(each.number, each.slot)
+    def _obey_rare(self, op: int, port: int, slot: int, number: int, payload: bytes) -> None:
+        side = self.ports.get(port)
+        if op == Op.GO:
+            if side is not None:
+                side.on_go(number, slot)
+        elif op == Op.AGAIN:
+            if side is not None:
+                side.on_again(number)
         elif op == Op.ANSWER:
-            work = self._asks.pop(each.number, None)
+            work = self._asks.pop(number, None)
             if work is not None:
-                work._finish(orjson.loads(each.payload) if each.payload else None)
+                work._finish(orjson.loads(payload) if payload else None)
         elif op == Op.ERROR:
-            error = decode_error(each.payload)
-            get = self._gets.pop(each.number, None)
-            work = self._asks.pop(each.number, None)
+            error = decode_error(payload)
+            self._arrivals.pop(number, None)
+            get = self._gets.pop(number, None)
+            work = self._asks.pop(number, None)
             if get is not None:
-                get.fail(error)
+                get.failed(number, error)
             elif work is not None:
                 work._fail(error)
-            elif (port := self.ports.get(each.port)) is not None:
-                port.on_error(each.number, error)
+            elif side is not None:
+                side.on_error(number, error)
         else:
             raise WireError(f"unknown entry {op} of a channel")
 
     # ---- items
 
-    def _item(self, each: Entry) -> None:
-        number = each.number
-        arrival = self._arrivals.get(number)
+    def _item(self, bits: int, slot: int, number: int, extra: int, payload: bytes) -> None:
+        arrival = self._arrivals.get(number) if self._arrivals else None
         if arrival is None:
+            if extra:
+                return  # asked for again, and cancelled meanwhile
             call = self._gets.get(number)
-            if call is not None and not each.bits & (Bits.LARGE | Bits.MORE) and call.target is None and not call.lease:
+            if call is not None and not bits & (_LARGE | _MORE | _LEASE) and call.target is None:
                 # The common case: one small item.
                 del self._gets[number]
                 try:
-                    value = decode_inline(memoryview(each.payload), allow_pickle=self.exchange.config.allow_pickle)
+                    value = decode_inline(memoryview(payload), allow_pickle=self.exchange.config.allow_pickle)
                 except BaseException as error:  # whatever unpickled code raises, sys.exit() too, concerns this item only
                     self._undecodable(call, number, error)
                     return
-                self._hand_over(call, value)
+                self._hand_over(call, number, value, ())
                 return
-            arrival = self._arrivals[number] = Arrival(number, bool(each.bits & Bits.LEASE))
-        index = arrival.expect(each.payload if not each.bits & Bits.LARGE else None, last=not each.bits & Bits.MORE)
-        if each.bits & Bits.LARGE:
-            work = self.exchange.recv_parcel(self.host, GETS, each.slot)
-            watch(work, lambda work: self._part(arrival, index, work))
+            arrival = self._arrivals[number] = Arrival(number, bool(bits & _LEASE))
+        large = bool(bits & _LARGE)
+        if extra:
+            self._receive(arrival, extra - 1, slot)
+            return
+        index = arrival.expect(None if large else payload, last=not bits & _MORE)
+        if bits & _PLACED:
+            take_leaves(self.link, payload, lambda manifest, views: self._placed(arrival, index, manifest, views), private=arrival.lease)
+        elif large:
+            arrival.messages.append(index)
+            self._receive(arrival, index, slot)
         elif arrival.complete:
+            self._complete(arrival)
+
+    def _receive(self, arrival: Arrival, index: int, slot: int) -> None:
+        work = self.exchange.recv_parcel(self.host, GETS, slot)
+        watch(work, lambda work: self._part(arrival, index, work))
+
+    def _placed(self, arrival: Arrival, index: int, manifest: Manifest, views: Views | None) -> None:
+        if self.cause is not None:
+            return
+        if views is None:
+            self.write(entry(Op.AGAIN, 0, arrival.number, extra=index))
+            return
+        arrival.part(index, Leaves(manifest, views))
+        if arrival.complete:
             self._complete(arrival)
 
     def _part(self, arrival: Arrival, index: int, work: AsyncWork[Any]) -> None:
@@ -278,7 +344,7 @@ class Conversation:
         self._arrivals.pop(number, None)
         asked = self._asks.pop(number, None)
         call = self._gets.pop(number, None)
-        if asked is None and (call is None or call.work is None):
+        if asked is None and (call is None or (call.work is None and type(call) is GetCall)):
             self._send_back(arrival)
             return
         try:
@@ -292,86 +358,53 @@ class Conversation:
         if asked is not None:
             asked._finish(values)
         elif call is not None:
-            call.record = arrival
-            self._hand_over(call, values[0] if call.target is None else values)
+            self._hand_over(call, number, values[0] if call.target is None else values, arrival.messages)
 
-    def _undecodable(self, call: GetCall, number: int, error: BaseException) -> None:
+    def _undecodable(self, call: GetCall | GetStream, number: int, error: BaseException) -> None:
         if call.lease:
             self.write(entry(Op.BACK, 0, number))
         else:
             self.write(entry(Op.TAKEN, 0, number, extra=1))
-        call.fail(_undecodable(error))
+        call.failed(number, _undecodable(error))
         if isinstance(error, KeyboardInterrupt):
             raise error
 
-    def _hand_over(self, call: GetCall, value: Any) -> None:
+    def _hand_over(self, call: GetCall | GetStream, number: int, value: Any, messages: Sequence[int]) -> None:
+        if isinstance(call, GetStream):
+            call.arrived(number, value, messages)
+            return
+        call.record = messages
         work, call.work = call.work, None
         if work is None:
             self.give_back(call, value)
             return
         if not call.lease:
-            self._untaken[call.number] = work
-            if not self._scheduled and self._look is None:
-                self._look = self.home.loop.call_later(_FIRST_LOOK_SECONDS, self._look_again)
+            self.claims.add(number, work)
         work._finish(value)
 
-    # ---- what was taken, and what goes back
-
-    def _tell_taken(self) -> None:
-        """Say which items are somebody's for good. A work whose value nobody has looked at can still give it back."""
-        untaken = self._untaken
-        first = count = 0
-        gone = []
-        for number, held in untaken.items():
-            work = held() if type(held) is weakref.ref else held
-            if work is not None and work._give_back is not None:
-                if work is held:
-                    untaken[number] = weakref.ref(work)
-                continue
-            gone.append(number)
-            if number == first + count:
-                count += 1
-                continue
-            if count:
-                self._write_taken(first, count)
-            first, count = number, 1
-        if count:
-            self._write_taken(first, count)
-        for number in gone:
-            del untaken[number]
-        if untaken and self._look is None:
-            self._look = self.home.loop.call_later(self._pause, self._look_again)
-
-    def _write_taken(self, first: int, count: int) -> None:
-        self._out.append(entry(Op.TAKEN, 0, first, extra=count))
-
-    def _look_again(self) -> None:
-        self._look = None
-        before = len(self._untaken)
-        self.flush()
-        idle = len(self._untaken) == before
-        self._pause = min(2 * self._pause, _LAST_LOOK_SECONDS) if idle else _FIRST_LOOK_SECONDS
+    # ---- what goes back
 
     def give_back(self, call: GetCall, value: Any) -> None:
         """A get that was done is cancelled: its items go back."""
-        self._untaken.pop(call.number, None)
+        self.claims.drop(call.number)
         if self.cause is not None:
             return
         if call.lease:
             self.write(entry(Op.BACK, 0, call.number))
             return
-        arrival: Arrival | None = call.record
-        call.record = None
-        large = [] if arrival is None else arrival.large
-        values = [value] if call.target is None else value
-        self._return(call.number, [values[index] for index in large])
+        messages, call.record = call.record, None
+        self.send_values_back(call.number, [value] if call.target is None else value, messages or ())
+
+    def send_values_back(self, number: int, values: Sequence[Any], messages: Sequence[int]) -> None:
+        """What get `number` was given goes back. The channel worker has it but for those that came as messages."""
+        self._return(number, [values[index] for index in messages])
 
     def _send_back(self, arrival: Arrival) -> None:
         """Nobody wants it any more."""
         if arrival.lease:
             self.write(entry(Op.BACK, 0, arrival.number))
         else:
-            self._return(arrival.number, [arrival.parts[index] for index in arrival.large])
+            self._return(arrival.number, [arrival.parts[index] for index in arrival.messages])
 
     def _return(self, number: int, large: list[Any]) -> None:
         slots = [next(self._slots) for _ in large]
@@ -400,27 +433,23 @@ class Conversation:
             return
         error.fill(remote=str(self.host), local=str(self.exchange.local))
         self.cause = lambda: _again(error)
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
         self._on_end(self)
         gets, self._gets = self._gets, {}
         asks, self._asks = self._asks, {}
         self._arrivals.clear()
-        self._untaken.clear()
+        self.claims.close()
         for port in self.ports.values():
             port.on_end(self.cause)
-        for get in gets.values():
-            get.fail(self.cause())
+        for number, get in gets.items():
+            get.failed(number, self.cause())
         for work in asks.values():
             work._fail(self.cause())
 
     def close(self, failure: str | None = None) -> None:
         """Our worker is closing, perhaps because of a failure: what nobody has taken goes back."""
-        for held in list(self._untaken.values()):
-            work = held() if type(held) is weakref.ref else held
-            if work is not None:
-                work.cancel()
+        for stream in list(self.streams):
+            stream.close()
+        self.claims.give_all_back()
         self.flush()
         if failure is not None:
             post(self.exchange, self.host, LIFE, encode_end(failure))

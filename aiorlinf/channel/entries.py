@@ -1,20 +1,23 @@
 """What a worker and a channel worker say to each other: many short entries in one small message. Pure.
 
 A message begins with the number of the conversation, drawn at random by the worker, and flags; then entries follow, each a fixed part, a
-key and a payload. Numbers of calls count up in each conversation. Payloads that are too large for an entry travel on their own, as messages
-of reserved contexts whose tag is the `slot` of an entry; the channel worker deals the slots out.
+key and a payload. Numbers of calls count up in each conversation. Payloads that are too large for an entry lie in shared memory, and the
+entry says where (PLACED; see `link.lending`); or they travel on their own, as messages of reserved contexts whose tag is the `slot` of an
+entry; the channel worker deals the slots out.
 
 =========  =================================================================================================================
 to the channel worker
 ---------  -----------------------------------------------------------------------------------------------------------------
 OPEN       a new handle, `port`; the payload says of which channel, and who it is
-PUT        `number` shall be put: weight `value`, `extra` bytes, the payload unless LARGE; NOWAIT
+PUT        `number` shall be put: weight `value`, `extra` bytes, the payload unless LARGE; LARGE, PLACED: where it is; NOWAIT
 RETRACT    put `number` is not wanted any more
 COMMIT     all admitted puts of this port up to `number` are final
-GET        `number` wants an item, or (BATCH) a weight of `value`; NOWAIT; LEASE, for at most `extra` milliseconds (0: no limit)
+GET        `number` wants an item, or (BATCH) a weight of `value`; NOWAIT; LEASE, for at most `extra` milliseconds (0: no limit); so do
+           the `slot` numbers after it
 CANCEL     get `number` is not wanted any more
 TAKEN      what the gets from `number` on were given, `extra` of them, is theirs for good
-RETURN     what get `number` was given goes back; large items follow in the slots that the payload lists
+RETURN     what get `number` was given goes back; what has come as a message follows in the slots that the payload lists
+AGAIN      item `extra` of get `number` cannot be had where it is said to lie: it is wanted as a message
 DONE       lease `number` is over, its items are dealt with
 BACK       lease `number` is over, its items go back
 ASK        a question, what the payload names
@@ -24,8 +27,10 @@ CLOSE      this port closes; SHUTDOWN, IMMEDIATE: the stream ends for all
 from the channel worker
 ---------  -----------------------------------------------------------------------------------------------------------------
 ADMIT      all puts of this port up to `number` that have not failed have room
+AGAIN      put `number` is not where it is said to lie: GO will ask for it, and ADMIT does not count for it
 GO         the payload of put `number` is expected in `slot`
-ITEM       for get `number`; LARGE: it comes in `slot`; MORE: further items of the batch follow
+ITEM       for get `number`; LARGE: it comes in `slot`, and is what AGAIN has asked for if `extra` is one more than its index; LARGE,
+           PLACED: where it is, with LEASE to be looked at privately; MORE: further items of the batch follow
 ANSWER     to OPEN, ASK or CLOSE `number`
 ERROR      call `number` has failed
 =========  =================================================================================================================
@@ -75,6 +80,7 @@ class Op:
     ASK = 11
     REPORT = 12
     CLOSE = 13
+    AGAIN = 14
     ADMIT = 32
     GO = 33
     ITEM = 34
@@ -90,7 +96,8 @@ class Bits:
     BATCH = 4
     LEASE = 8
     MORE = 16
-    SHUTDOWN = 32
+    PLACED = 32
+    SHUTDOWN = 32  # in CLOSE
     IMMEDIATE = 64
     ALL_KEYS = 128
 
@@ -125,8 +132,8 @@ def entry(
     return FIXED.pack(op, bits, port, slot, len(key), len(payload), number, value, extra) + key + payload
 
 
-def entries(body: bytes) -> Iterator[Entry]:
-    """Those of a message, after its head.
+def entries(body: bytes) -> Iterator[tuple[int, int, int, int, int, float, int, bytes, bytes]]:
+    """Those of a message, after its head, as `Entry` has them: there are so many that a plain tuple has to do.
 
     Raises:
         WireError: malformed.
@@ -138,11 +145,13 @@ def entries(body: bytes) -> Iterator[Entry]:
             raise WireError(f"{end - at} bytes are no entry of a channel")
         op, bits, port, slot, key_size, payload_size, number, value, extra = unpack(body, at)
         at += size
-        middle = at + key_size
-        after = middle + payload_size
+        after = at + key_size + payload_size
         if after > end:
             raise WireError(f"an entry of a channel ends {after - end} bytes after its message")
-        yield Entry(op, bits, port, slot, number, value, extra, body[at:middle], body[middle:after])
+        if key_size:
+            yield op, bits, port, slot, number, value, extra, body[at : at + key_size], body[at + key_size : after]
+        else:
+            yield op, bits, port, slot, number, value, extra, b"", body[at:after]
         at = after
 
 

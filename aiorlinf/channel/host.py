@@ -33,6 +33,7 @@ __all__ = ["ChannelHost"]
 log = logging.getLogger("aiorlinf.channel")
 
 _LOOK_AGAIN_SECONDS = 1.0
+_ADMITTED = PutState.ADMITTED  # compared for every put
 
 
 class ChannelHost:
@@ -217,15 +218,15 @@ class ChannelHost:
         try:
             while told:
                 each = told.popleft()
-                if isinstance(each, Put):
-                    if each.state == PutState.ADMITTED and not each.owner.session.ended:
+                if type(each) is Delivery:
+                    self._deliver(each)
+                elif type(each) is Put:
+                    if each.state == _ADMITTED and not each.owner.session.ended:
                         each.owner.session.admitted(each.owner, each)
-                elif isinstance(each, Rejected):
+                elif type(each) is Rejected:
                     port = each.request.owner
                     if not port.session.ended:
                         port.session.rejected(port, each)
-                else:
-                    self._deliver(each)
         finally:
             self._working = False
         self._wind()
@@ -236,7 +237,7 @@ class ChannelHost:
             if delivery.open:
                 port.hosted.queue.returned(delivery, time.monotonic())
         else:
-            port.session.deliver(port, delivery)
+            port.session.handout.deliver(port, delivery)
 
     def _wind(self) -> None:
         now = time.monotonic()

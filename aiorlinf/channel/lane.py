@@ -38,6 +38,11 @@ class Lane:
         self._cancelled = 0  # at most so many of the line are
 
     @property
+    def waited_for(self) -> bool:
+        """Somebody may stand in line."""
+        return bool(self._line)
+
+    @property
     def empty(self) -> bool:
         """Nothing is here, and nobody waits."""
         return not self.items and not self.back and self.first() is None

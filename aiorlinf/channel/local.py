@@ -62,6 +62,7 @@ class _Hub:
         self.policy = policy
         self.thread = thread
         self.handles = 0
+        self.ended = False
         self.pid = os.getpid()
         self._working = False
         self._timer: asyncio.TimerHandle | None = None
@@ -69,12 +70,14 @@ class _Hub:
 
     def _commit(self, call: PutCall) -> None:
         payload, call.payload = call.payload, None
-        self.queue.commit(call.record, payload, time.monotonic())
+        put, call.record = call.record, None  # which is the item from now on
+        self.queue.commit(put, payload, time.monotonic())
         self.work_off()
 
     def _retract(self, call: PutCall) -> None:
         call.payload = None
-        self.queue.retract(call.record, time.monotonic())
+        put, call.record = call.record, None
+        self.queue.retract(put, time.monotonic())
         self.work_off()
 
     def work_off(self) -> None:
@@ -96,7 +99,9 @@ class _Hub:
         finally:
             self._working = False
             if told:  # Ctrl-C in a then-step, say
-                self.home.loop.call_soon(self.work_off)
+                self.home.call_soon(self.work_off)
+        if self.thread is not None and self.queue.over:
+            self.home.call_soon(self._maybe_end)
         self._wind()
 
     def _hand_over(self, delivery: Delivery) -> None:
@@ -117,6 +122,8 @@ class _Hub:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self.ended:
+            return  # there is no loop that could ring
         now = time.monotonic()
         deadline = self.queue.next_deadline()
         if self.queue.uneven:
@@ -129,11 +136,13 @@ class _Hub:
         self.queue.tick(time.monotonic())
         self.work_off()
 
-    def maybe_end(self) -> None:
+    def _maybe_end(self) -> None:
         """The thread of its own ends with the stream."""
-        if self.thread is not None and self.queue.roster.closed and not self.queue.length and not self.queue.open_leases():
+        if self.thread is not None and self.queue.over:
             thread, self.thread = self.thread, None
+            self.ended = True
             self.home.close_nowait()
+            self.home.loop.call_soon(self.home.rest)  # not from within the calls that it would run
             thread.stop()
 
 
@@ -159,7 +168,7 @@ class LocalPort:
     def check(self) -> None:
         if self._hub.pid != os.getpid():
             raise ForkedHandle(f"the local channel {self.name!r} was made before a fork")
-        if self.home.loop.is_closed():
+        if self.home.loop.is_closed() and not self._hub.ended:
             raise ClosedError(f"the event loop that channel {self.name!r} lives on is closed")
 
     def prepare(self, item: Any) -> tuple[Any, int]:
@@ -175,7 +184,7 @@ class LocalPort:
         except ChannelClosed as error:
             call.fail(error)
             return
-        call.record = put = Put(producer, call.key, call.weight, call.nbytes, nowait=call.nowait, owner=call)
+        call.record = put = Put(producer, call.key, call.weight, call.nbytes, call.nowait, None, call)
         self._queue.put(put, time.monotonic())
         self._hub.work_off()
 
@@ -203,6 +212,9 @@ class LocalPort:
         consumer = self._handle.consuming(time.monotonic())
         self._hub.work_off()
         return consumer
+
+    def stream(self, key: Key, count: int) -> None:
+        """See `calls.Port`: here there is nothing to save."""
 
     def stop_get(self, call: GetCall) -> None:
         if isinstance(call.record, Get):
@@ -243,7 +255,6 @@ class LocalPort:
             self._handle.close(now)
         self._hub.work_off()
         work._finish(None)
-        self._hub.maybe_end()
 
     def describe(self) -> str:
         queue = self._queue

@@ -27,9 +27,9 @@ class Holder(Protocol):
     def stats(self) -> list[tuple[Any, Any]]: ...
 
 
-def calls_under_way(calls: Iterable[GetCall | PutCall], stage: str) -> Iterator[PendingOperation]:
+def calls_under_way(calls: Iterable[GetCall | GetStream | PutCall], stage: str) -> Iterator[PendingOperation]:
     """Puts or gets that somebody still waits for."""
-    for call in calls:
+    for call in dict.fromkeys(calls):  # a stream of gets is there once for each
         work: AsyncWork[Any] | None = call.work
         if work is not None:
             key = "" if call.key is None else f", key {call.key!r}"

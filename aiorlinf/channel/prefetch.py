@@ -5,21 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from aiorlinf.channel.items import T
-from aiorlinf.errors import ChannelClosed
+from aiorlinf.errors import ChannelClosed, DeadlineExceeded
 from aiorlinf.work.base import AsyncWork
+
+if TYPE_CHECKING:
+    from aiorlinf.channel.stream import GetStream
 
 __all__ = ["Prefetch"]
 
 
 class Prefetch(Generic[T]):
-    """What `Channel.prefetch` returns: an async iterator over items."""
+    """What `Channel.prefetch` and `Channel.batches` return: an async iterator.
 
-    def __init__(self, get: Callable[[], AsyncWork[T]], count: int) -> None:
+    Args:
+        get: begins one.
+        count: so many are kept under way.
+        stream: does both, on the home loop; None where that is not possible.
+        limit: puts a work under the limit that the caller is under.
+    """
+
+    def __init__(
+        self, get: Callable[[], AsyncWork[T]], count: int, stream: GetStream | None, limit: Callable[[AsyncWork[Any]], None]
+    ) -> None:
         self._get = get
         self._count = count
+        self._stream = stream
+        self._limit = limit
         self._under_way: deque[AsyncWork[T]] = deque()
         self._closed = False
 
@@ -30,6 +44,33 @@ class Prefetch(Generic[T]):
         """Cancelling takes nothing: the item stays for the next turn of the loop."""
         if self._closed:
             raise StopAsyncIteration
+        stream = self._stream
+        if stream is None:
+            return await self._next_of_works()
+        try:
+            stream.fill()
+            if not stream.ready:
+                work = stream.wait()
+                self._limit(work)
+                await work
+            else:
+                home = stream.port.home
+                home.turns = turns = home.turns + 1
+                if not turns & 63:  # as with works that are done already
+                    await asyncio.sleep(0)
+            value: T = stream.take()
+            return value
+        except asyncio.CancelledError:
+            raise
+        except ChannelClosed:
+            self.close()
+            raise StopAsyncIteration from None
+        except BaseException as error:
+            if not isinstance(error, DeadlineExceeded):
+                self.close()
+            raise
+
+    async def _next_of_works(self) -> T:
         while len(self._under_way) < self._count:
             self._under_way.append(self._get())
         work = self._under_way[0]
@@ -48,6 +89,9 @@ class Prefetch(Generic[T]):
     def close(self) -> None:
         """Stop; what is under way goes back."""
         self._closed = True
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.port.home.call(stream.close)
         # The newest first, so that each goes back before the one that comes before it in the queue.
         while self._under_way:
             work = self._under_way.pop()

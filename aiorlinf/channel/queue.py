@@ -27,6 +27,7 @@ from aiorlinf.errors import ChannelClosed, ChannelEmpty, ChannelFull, UsageError
 __all__ = ["ChannelQueue"]
 
 _NEVER = float("inf")
+_ADMITTED, _OVER = PutState.ADMITTED, PutState.OVER  # they are compared for every item
 
 _PATIENCE_SECONDS = 1.0
 """So long an item that came back waits for a consumer that has got nothing newer; see `lane.Lane`."""
@@ -64,7 +65,8 @@ class ChannelQueue:
     ) -> None:
         self.name = name
         self.maxsize = maxsize
-        self.budgets = [ByteBudget(max_bytes), *([] if shared is None else [shared])]
+        self.budget = ByteBudget(max_bytes)
+        self._shared = None if shared is None or shared.limit is None else shared
         self.roster = Roster(name, producers)
         self.dispatch = Dispatch(name, policy)
         self.told: deque[Told] = deque() if told is None else told
@@ -87,42 +89,45 @@ class ChannelQueue:
     @property
     def max_bytes(self) -> int | None:
         """See the class."""
-        return self.budgets[0].limit
+        return self.budget.limit
 
     @property
     def nbytes(self) -> int:
         """Bytes of everything that is here or handed out and not taken."""
-        return self.budgets[0].used
+        return self.budget.used
 
     @property
     def full(self) -> bool:
         """Whether a put of something small would have to wait."""
-        return 0 < self.maxsize <= self.length + self.admitted or any(not budget.fits(1) for budget in self.budgets)
+        return not self._room(1)
 
     def _room(self, nbytes: int) -> bool:
         if 0 < self.maxsize <= self.length + self.admitted:
             return False
-        return all(budget.fits(nbytes) for budget in self.budgets)
+        return self.budget.fits(nbytes) and (self._shared is None or self._shared.fits(nbytes))
 
     def _take_bytes(self, nbytes: int) -> None:
-        for budget in self.budgets:
-            budget.take(nbytes)
+        self.budget.used += nbytes
+        if self._shared is not None:
+            self._shared.used += nbytes
 
     def _give_bytes(self, nbytes: int) -> None:
-        for budget in self.budgets:
-            budget.give(nbytes)
-        self._admit_line()
+        self.budget.used -= nbytes
+        if self._shared is not None:
+            self._shared.give(nbytes)
+        if self._line:
+            self._admit_line()
 
     # ---- puts
 
     def put(self, put: Put, now: float) -> None:
         """A producer wants to put."""
-        put.asked = now
-        if self.roster.closed:
+        if put.producer.state != "open":
+            closed = ChannelClosed(f"{put.producer.name} has closed its end of channel {self.name!r}", operation="put")
+            self._reject(put, self.roster.error("put") if self.roster.closed else closed)
+        elif self.roster.shut is not None:
             self._reject(put, self.roster.error("put"))
-        elif put.producer.state != "open":
-            self._reject(put, ChannelClosed(f"{put.producer.name} has closed its end of channel {self.name!r}", operation="put"))
-        elif not self._first_waiting() and self._room(put.nbytes):
+        elif not (self._line and self._first_waiting()) and self._room(put.nbytes):
             self._admit(put)
         elif put.nowait:
             self._reject(put, self._full_error(put))
@@ -157,10 +162,12 @@ class ChannelQueue:
                 return
             if put.consumer is not None:
                 put.consumer.chosen(put.weight, put.nbytes)
-        put.state = PutState.ADMITTED
+        put.state = _ADMITTED
         put.seq = next(self._numbers)
         self.admitted += 1
-        self._take_bytes(put.nbytes)
+        self.budget.used += put.nbytes
+        if self._shared is not None:
+            self._shared.used += put.nbytes
         self.told.append(put)
 
     def _admit_line(self) -> None:
@@ -171,23 +178,26 @@ class ChannelQueue:
             self._wait_for_room()
 
     def _wait_for_room(self) -> None:
-        for budget in self.budgets[1:]:  # of our own we know
-            budget.wait(self._admit_line)
+        if self._shared is not None:  # of our own we know
+            self._shared.wait(self._admit_line)
 
     def commit(self, put: Put, payload: Any, now: float) -> None:
         """An admitted put's item is here, and its producer will not withdraw it."""
-        if put.state != PutState.ADMITTED:
+        if put.state != _ADMITTED:
             return
-        put.state = PutState.OVER
+        put.state = _OVER
+        put.payload = payload
+        put.since = now
         self.admitted -= 1
         producer = put.producer
         producer.puts += 1
         producer.weight += put.weight
         self.came.add(1, now)
-        item = Item(put.seq, put.key, put.weight, put.nbytes, payload, producer, put.consumer, now)
         self.length += 1
-        self._serve(self.dispatch.put_down(item), now)
-        if self.roster.ended:
+        lane = self.dispatch.put_down(put)
+        if lane.waited_for or lane.back:
+            self._serve(lane, now)
+        if self.roster.may_have_ended:
             self._check_end(now)
 
     def retract(self, put: Put, now: float) -> None:
@@ -214,14 +224,14 @@ class ChannelQueue:
 
     def get(self, get: Get, now: float) -> None:
         """A consumer wants an item, or a batch of them."""
-        get.asked = now
         consumer, key = get.consumer, get.key
         consumer.asks(get, now)
         lane = self.dispatch.lane(consumer, key)
         lane.wait(get)
         consumer.asking += 1
-        if self._served(get, lane, now):
-            self._check_end(now)  # others may have waited for what this one took
+        if (lane.items or lane.back) and self._served(get, lane, now):
+            if self.roster.may_have_ended:
+                self._check_end(now)  # others may have waited for what this one took
             return
         if self.length and not lane.items and self.dispatch.move_to(consumer, key, now) and self._served(get, lane, now):
             self._check_end(now)
@@ -302,15 +312,10 @@ class ChannelQueue:
         delivery = Delivery(get, items, now)
         lane.got(delivery)
         consumer = get.consumer
-        consumer.asking -= 1
         if get.target is not None:
             self._batches.discard(get)
-        consumer.open[delivery] = None
         count = len(items)
-        if self.dispatch.policy is None:
-            consumer.chosen(delivery.weight, delivery.nbytes, count)
-        consumer.begins(delivery)
-        consumer.taken.add(count, now)
+        consumer.gets(delivery, count, now, chosen=self.dispatch.policy is not None)
         self.length -= count
         self.went.add(count, now)
         for item in items:
@@ -494,6 +499,11 @@ class ChannelQueue:
         return not any(len(lane) for _, key, lane in self.dispatch.lanes() if key == get.key)
 
     # ---- looks
+
+    @property
+    def over(self) -> bool:
+        """Nothing is here, nothing will come, and nothing can come back."""
+        return self.roster.closed and not self.length and not self.admitted and not self._leases and not self._line
 
     def waiting_puts(self) -> Sequence[Put]:
         """Those that wait for room, in order."""

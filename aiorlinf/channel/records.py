@@ -122,9 +122,14 @@ class Consumer:
         if self._rows is not None:
             self._rows.add(self.row)
 
-    def begins(self, delivery: Delivery) -> None:
-        """It has got this."""
+    def gets(self, delivery: Delivery, count: int, now: float, *, chosen: bool) -> None:
+        """It has got these items, which a policy had `chosen` for it."""
+        self.asking -= 1
+        self.open[delivery] = None
+        self.taken.add(count, now)
         self._unfinished.append(delivery)
+        if not chosen:
+            self.chosen(delivery.weight, delivery.nbytes, count)
 
     def asks(self, get: Get, now: float) -> None:
         """It wants more, so it has finished what it got first."""
@@ -186,19 +191,16 @@ class Item:
 
     __slots__ = ("back", "consumer", "key", "nbytes", "payload", "producer", "redeliveries", "seq", "since", "weight")
 
-    def __init__(
-        self, seq: int, key: Key, weight: float, nbytes: int, payload: Any, producer: Producer, consumer: Consumer | None, since: float
-    ) -> None:
-        self.seq = seq
-        self.key = key
-        self.weight = weight
-        self.nbytes = nbytes
-        self.payload = payload
-        self.producer = producer
-        self.consumer = consumer
-        self.since = since
-        self.back = 0.0
-        self.redeliveries = 0
+    seq: int
+    key: Key
+    weight: float
+    nbytes: int
+    payload: Any
+    producer: Producer
+    consumer: Consumer | None
+    since: float
+    back: float
+    redeliveries: int
 
     def info(self) -> ItemInfo:
         """For a policy."""
@@ -217,19 +219,18 @@ class PutState:
     OVER = 3
 
 
-class Put:
-    """A put.
+class Put(Item):
+    """A put. Once it is committed it is the item that it brought.
 
     Attributes:
         nowait: fail instead of waiting for room.
-        seq: its item's position, once admitted.
+        seq: position, once admitted.
         consumer: whose queue the policy chose, once admitted.
         owner: the caller's, not looked at; `number` and `slot` neither.
         payload: the caller keeps here what is there of the item before it is committed.
-        asked: when it began.
     """
 
-    __slots__ = ("asked", "consumer", "key", "nbytes", "nowait", "number", "owner", "payload", "producer", "seq", "slot", "state", "weight")
+    __slots__ = ("nowait", "number", "owner", "slot", "state")
 
     def __init__(
         self,
@@ -237,12 +238,10 @@ class Put:
         key: Key,
         weight: float,
         nbytes: int,
-        *,
         nowait: bool = False,
         payload: Any = None,
         owner: Any = None,
         number: int = 0,
-        slot: int = 0,
     ) -> None:
         self.producer = producer
         self.key = key
@@ -252,11 +251,13 @@ class Put:
         self.payload = payload
         self.owner = owner
         self.number = number
-        self.slot = slot
-        self.state = PutState.NEW
+        self.slot = 0
+        self.state = 0  # NEW
         self.seq = 0
-        self.consumer: Consumer | None = None
-        self.asked = 0.0
+        self.consumer = None
+        self.since = 0.0
+        self.back = 0.0
+        self.redeliveries = 0
 
 
 class Get:
@@ -270,16 +271,14 @@ class Get:
         waiting: it is in the line.
         count, total: how many items from the head of the queue fit into the batch so far, and their weight.
         owner, number: the caller's, not looked at.
-        asked: when it began.
     """
 
-    __slots__ = ("asked", "consumer", "count", "key", "lease", "lease_seconds", "nowait", "number", "owner", "target", "total", "waiting")
+    __slots__ = ("consumer", "count", "key", "lease", "lease_seconds", "nowait", "number", "owner", "target", "total", "waiting")
 
     def __init__(
         self,
         consumer: Consumer,
         key: Key = None,
-        *,
         target: float | None = None,
         nowait: bool = False,
         lease: bool = False,
@@ -298,7 +297,6 @@ class Get:
         self.waiting = False
         self.count = 0
         self.total = 0.0
-        self.asked = 0.0
 
 
 class Delivery:
@@ -309,9 +307,10 @@ class Delivery:
         deadline: of the lease, None if it has none.
         open: neither taken nor given back; the items' bytes still count.
         before: the newest item that the consumer had got before.
+        messages: the owner's, not looked at.
     """
 
-    __slots__ = ("before", "deadline", "get", "given", "items", "nbytes", "open", "weight")
+    __slots__ = ("before", "deadline", "get", "given", "items", "messages", "nbytes", "open", "weight")
 
     def __init__(self, get: Get, items: list[Item], given: float) -> None:
         self.get = get
@@ -326,6 +325,7 @@ class Delivery:
         self.deadline = None if get.lease_seconds is None else given + get.lease_seconds
         self.open = True
         self.before = 0
+        self.messages = 0
 
 
 class Rejected(NamedTuple):

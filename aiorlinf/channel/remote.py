@@ -13,13 +13,16 @@ from aiorlinf.channel.calls import GetCall, PutCall
 from aiorlinf.channel.entries import PUTS, Bits, Op, encode_key, entry
 from aiorlinf.channel.putting import Confirming
 from aiorlinf.channel.stats import ChannelStats
+from aiorlinf.channel.stream import GetStream
 from aiorlinf.channel.watching import watch
 from aiorlinf.collective.giving import Gift, encode_giving
 from aiorlinf.errors import AiorlinfError, ChannelClosed
+from aiorlinf.link.lending import INLINE_BYTES, put_down
 from aiorlinf.link.outgoing import Outgoing
 from aiorlinf.wire.flat import Flat
 from aiorlinf.wire.frames import stream_key
 from aiorlinf.wire.inline import encode_inline
+from aiorlinf.wire.leaves import Device
 from aiorlinf.work.base import AsyncWork
 
 if TYPE_CHECKING:
@@ -33,32 +36,57 @@ log = logging.getLogger("aiorlinf.channel")
 
 _SMALL_BYTES = 64 * 1024
 
+_AHEAD_BYTES = 32 << 20
+"""So much of the payloads that wait for room is copied to shared memory beforehand."""
+
 
 class _Item:
     """A payload that does not ride in its entry, or one that holds tensors that are given away.
 
     Attributes:
         body: the whole payload if it is small.
-        out: the message.
-        work: that it is sent.
+        work, out: that it is sent as a message, and that; None as long as it is not.
+        flat, manifest, total: a large payload of which no message was made yet.
+        placed: it lies where the channel worker can see it.
     """
 
-    __slots__ = ("body", "out", "work")
+    __slots__ = ("_versions", "body", "flat", "manifest", "out", "placed", "total", "work")
 
-    def __init__(self, body: bytes | None, out: Outgoing, work: AsyncWork[None]) -> None:
+    def __init__(self, total: int, body: bytes | None = None, flat: Flat | None = None, manifest: bytes = b"") -> None:
         self.body = body
-        self.out = out
+        self.work: AsyncWork[None] | None = None
+        self.out: Outgoing | None = None
+        self.flat = flat
+        self.manifest = manifest
+        self.total = total
+        self.placed = False
+        self._versions = None if flat is None else flat.versions()
+
+    def unchanged(self) -> bool:
+        """Nobody has written to its tensors."""
+        return self.flat is None or self.flat.versions() == self._versions
+
+    def message(self, work: AsyncWork[None]) -> Outgoing:
+        """One of it."""
+        assert self.flat is not None
         self.work = work
+        self.out = out = Outgoing(work, 0, flat=self.flat, manifest=self.manifest, total=self.total)
+        out.versions = self._versions
+        self.flat = None
+        return out
 
     def stop(self) -> None:
         """It is not put after all: tensors that were given away come back."""
-        if self.out.sender is None:
+        self.flat = None
+        if self.out is not None and self.out.sender is None:
             self.out.restore()
-        self.work.cancel()
+        if self.work is not None:
+            self.work.cancel()
 
     def gone(self) -> None:
         """It has left in an entry."""
-        self.out.moved = []
+        if self.out is not None:
+            self.out.moved = []
 
 
 class RemotePort:
@@ -79,6 +107,7 @@ class RemotePort:
         self._unadmitted: deque[PutCall] = deque()
         self._order: deque[PutCall] = deque()  # not committed; a put is final when all before it are settled
         self._confirming = Confirming(self.home, self._commit, self._retract)
+        self._ahead = 0  # bytes of payloads that lie where the channel worker can see them, and have no room yet as far as we know
         self._closed = False
         conversation.ports[self.number] = self
 
@@ -103,15 +132,25 @@ class RemotePort:
         if type(message) is bytes and len(message) <= _SMALL_BYTES:
             if gift is None:
                 return message, len(message)
-            work: AsyncWork[None] = AsyncWork(self.home, "put", abort=exchange._withdraw)
-            out = Outgoing(work, 0, body=message, total=len(message))
-            gift.give(out)
-            return _Item(message, out, work), len(message)
-        work = AsyncWork(self.home, "put", abort=exchange._withdraw)
+            given = _Item(len(message), message)
+            given.work = work = self._message_work()
+            given.out = Outgoing(work, 0, body=message, total=len(message))
+            gift.give(given.out)
+            return given, len(message)
+        if gift is None and isinstance(message, Flat) and all(leaf.spec.device is Device.CPU for leaf in message.leaves):
+            total = message.payload_bytes
+            manifest = exchange.describe(message, total)
+            return _Item(total, None, message, manifest), total + len(manifest)
+        work = self._message_work()
         out = exchange._large(work, 0, message)
         if gift is not None:
             gift.give(out)
-        return _Item(None, out, work), out.total + len(out.manifest)
+        large = _Item(out.total)
+        large.work, large.out = work, out
+        return large, out.total + len(out.manifest)
+
+    def _message_work(self) -> AsyncWork[None]:
+        return AsyncWork(self.home, "put", abort=self._exchange._withdraw)
 
     # ---- puts, home thread
 
@@ -127,6 +166,8 @@ class RemotePort:
             else:
                 call.fail(ChannelClosed(f"this handle of channel {self.name!r} was closed", operation="put"))
             return
+        if self.home.trace is not None:
+            self.home.trace.call(call.work, f"channel {self.name!r}")
         call.number = number = self._conversation.next_number()
         bits = Bits.NOWAIT if call.nowait else 0
         if type(item) is bytes:
@@ -136,11 +177,38 @@ class RemotePort:
             body = item.body or b""
             if item.body is None:
                 bits |= Bits.LARGE
+                told = self._put_down(item)
+                if told is not None:
+                    bits |= Bits.PLACED
+                    body = told
         self._puts[number] = call
         self._unadmitted.append(call)
         self._order.append(call)
         key = b"" if call.key is None else encode_key(call.key)
         self._conversation.write(entry(Op.PUT, self.number, number, bits, value=call.weight, extra=call.nbytes, key=key, payload=body))
+
+    def _put_down(self, item: _Item) -> bytes | None:
+        """Copy a payload to where the channel worker can see it, before it is asked for, unless that is much or impossible."""
+        flat = item.flat
+        if flat is None or item.total > INLINE_BYTES or self._ahead + item.total > _AHEAD_BYTES or not item.unchanged():
+            return None
+        told = put_down(self._conversation.link, flat, item.manifest, item.total)
+        if told is not None:
+            item.placed = True
+            self._ahead += item.total
+        return told
+
+    def _not_ahead(self, item: Any) -> None:
+        """The channel worker has heard of it, or will not want it."""
+        if type(item) is _Item and item.placed:
+            item.placed = False
+            self._ahead -= item.total
+
+    def on_again(self, number: int) -> None:
+        """The channel worker has not found this payload: it will ask for it."""
+        call = self._puts.get(number)
+        if call is not None:
+            self._not_ahead(call.payload)
 
     def stop_put(self, call: PutCall) -> None:
         if type(call.payload) is bytes:
@@ -164,8 +232,13 @@ class RemotePort:
         while unadmitted and unadmitted[0].number <= upto:
             call = unadmitted.popleft()
             item = call.payload
-            if call.settled or (item is not None and item.body is None):
+            if call.settled:
                 continue
+            if item is not None and item.body is None:
+                if not item.placed:
+                    continue
+                self._not_ahead(item)
+                item.flat = None
             finished.append(call)
         self._finish(finished)
 
@@ -192,6 +265,7 @@ class RemotePort:
         """It is not put after all."""
         item, call.payload = call.payload, None
         if item is not None:
+            self._not_ahead(item)
             item.stop()
         self._drop(call)
 
@@ -201,12 +275,16 @@ class RemotePort:
         if call is None:
             return  # cancelled meanwhile; the channel worker will hear of it
         item: _Item = call.payload
-        item.out.key = stream_key(PUTS, slot)
-        watch(item.work, lambda work: self._sent(call, work))
+        work, out = item.work, item.out
+        if work is None or out is None:
+            work = self._message_work()
+            out = item.message(work)
+        out.key = stream_key(PUTS, slot)
+        watch(work, lambda work: self._sent(call, work))
         try:
-            self._exchange._send(self._conversation.host, item.out)
+            self._exchange._send(self._conversation.host, out)
         except AiorlinfError as error:
-            item.work._fail(error)
+            work._fail(error)
 
     def _sent(self, call: PutCall, work: AsyncWork[None]) -> None:
         """The payload of a put is with the channel worker, or will never be."""
@@ -228,6 +306,7 @@ class RemotePort:
         call.settled = True
         item, call.payload = call.payload, None
         if item is not None:
+            self._not_ahead(item)
             item.stop()
         self._advance()
         call.fail(error)
@@ -262,6 +341,8 @@ class RemotePort:
     def start_get(self, call: GetCall) -> None:
         if call.work is None:
             return
+        if self.home.trace is not None:
+            self.home.trace.call(call.work, f"channel {self.name!r}")
         conversation = self._conversation
         if conversation.cause is not None:
             call.fail(conversation.cause())
@@ -269,9 +350,10 @@ class RemotePort:
         bits = (Bits.NOWAIT if call.nowait else 0) | (Bits.LEASE if call.lease else 0) | (0 if call.target is None else Bits.BATCH)
         extra = 0 if call.seconds is None else max(1, round(call.seconds * 1000))
         key = b"" if call.key is None else encode_key(call.key)
-        conversation.start_get(
-            call, lambda number: entry(Op.GET, self.number, number, bits, value=call.target or 0.0, extra=extra, key=key)
-        )
+        conversation.start_get(call, self.number, bits, call.target or 0.0, extra, key)
+
+    def stream(self, key: Key, count: int) -> GetStream:
+        return GetStream(self, self._conversation, key, count)
 
     def stop_get(self, call: GetCall) -> None:
         if call.number and self._conversation.cause is None:

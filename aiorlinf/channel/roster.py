@@ -60,6 +60,11 @@ class Roster:
         self.shut = self.shut or by
 
     @property
+    def may_have_ended(self) -> bool:
+        """Quick to ask for every item: False is certain."""
+        return not self.open or self.shut is not None
+
+    @property
     def ended(self) -> bool:
         """Nothing more comes, as far as is known."""
         return self.shut is not None or (not self.open and bool(self.gone) and len(self.gone) >= self.expected)

@@ -14,17 +14,20 @@ from __future__ import annotations
 
 import resource
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
 from aiorlinf.errors import AiorlinfError
-from aiorlinf.link.placement import Place, Placement
+from aiorlinf.link.placement import Lendable, Place, Placement, offsets
 
 if TYPE_CHECKING:
     from aiorlinf.backends.shm.segment import Segment
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["Held", "Hold", "Keeper", "Loan"]
+__all__ = ["Held", "Hold", "Keeper", "Loan", "Part"]
 
 _SHARE_OF_DESCRIPTORS = 4
 """At most one in so many of the descriptors that the process may have is kept for passing memory files on."""
@@ -45,6 +48,26 @@ class Hold:
         self.abandoned = False
 
 
+class Part:
+    """Part of a peer's memory that is held, and at which nobody here looks unless he asks for an array over it."""
+
+    __slots__ = ("__weakref__", "_gone", "_hold", "_segment")
+
+    def __init__(self, segment: Segment, hold: Hold, gone: Callable[[Hold], None]) -> None:
+        self._segment = segment
+        self._hold = hold
+        self._gone = gone
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """For NumPy, whose arrays then refer to this object."""
+        hold = self._hold
+        return {"version": 3, "shape": (hold.size,), "typestr": "|u1", "data": (self._segment.address + hold.place[1], False)}
+
+    def __del__(self) -> None:
+        self._gone(self._hold)
+
+
 class Loan:
     """A part of a peer's memory. It is held as long as this object, or a view of the memory, is there. Stands for a `Region`.
 
@@ -52,22 +75,33 @@ class Loan:
         segment: where it lies; its number is one of ours.
         offset, size: bytes.
         lent: how many peers have it from us.
+        shown: how many look at it privately (`backends.shm.private`): they do not write to it, and it may not be written to.
     """
 
-    __slots__ = ("_hold", "_root", "lent", "offset", "segment", "size")
+    __slots__ = ("_hold", "_root", "lent", "offset", "segment", "shown", "size")
 
     def __init__(self, segment: Segment, root: Any, hold: Hold) -> None:
         self.segment = segment
         self.offset = hold.place[1]
         self.size = hold.size
         self.lent = 0
+        self.shown = 0
         self._root = root
         self._hold = hold
 
     @property
     def free(self) -> bool:
         """It can be lent on. Only to one at a time: what one gets he may write to."""
+        return self.segment.fd >= 0 and not self.lent and not self.shown and not self._hold.abandoned
+
+    @property
+    def visible(self) -> bool:
+        """It can be shown."""
         return self.segment.fd >= 0 and not self.lent and not self._hold.abandoned
+
+    def memory(self) -> torch.Tensor:
+        """The bytes; they are held as long as the tensor is there."""
+        return torch.from_numpy(np.asarray(self._root))
 
     def hold(self) -> None:
         """A peer has it from us."""
@@ -81,6 +115,31 @@ class Loan:
         """He will never say when he is done."""
         self.lent -= 1
         self._hold.abandoned = True
+
+
+class _Shown:
+    """A loan that is shown, not lent. Stands for a `Region`."""
+
+    __slots__ = ("_loan", "offset", "segment", "size")
+
+    def __init__(self, loan: Loan) -> None:
+        self.segment = loan.segment
+        self.offset = loan.offset
+        self.size = loan.size
+        self._loan = loan
+
+    def hold(self) -> None:
+        """See `Loan.hold`."""
+        self._loan.shown += 1
+
+    def release(self) -> None:
+        """See `Loan.release`."""
+        self._loan.shown -= 1
+
+    def abandon(self) -> None:
+        """See `Loan.abandon`."""
+        self._loan.shown -= 1
+        self._loan._hold.abandoned = True
 
 
 class Held:
@@ -97,9 +156,32 @@ class Held:
         """All of it can be lent on."""
         return (self._packed is None or self._packed.free) and all(loan.free for loan in self._owned.values())
 
-    def placement(self) -> Placement:
-        """For the next one."""
-        return Placement(self._packed, self._owned)
+    @property
+    def visible(self) -> bool:
+        """All of it can be shown."""
+        return (self._packed is None or self._packed.visible) and all(loan.visible for loan in self._owned.values())
+
+    def placement(self, *, private: bool = False) -> Placement:
+        """For the next one; `private`: who will look at it privately."""
+        if not private:
+            return Placement(self._packed, self._owned)
+        owned: dict[int, Lendable] = {index: _Shown(loan) for index, loan in self._owned.items()}
+        return Placement(None if self._packed is None else _Shown(self._packed), owned)
+
+    def memory(self, sizes: Sequence[int]) -> list[torch.Tensor]:
+        """The leaves of the message, one-dimensional uint8."""
+        owned = self._owned
+        *starts, _ = offsets([0 if index in owned else size for index, size in enumerate(sizes)])
+        packed = None if self._packed is None else self._packed.memory()
+        found = []
+        for index, size in enumerate(sizes):
+            if index in owned:
+                found.append(owned[index].memory())
+            elif packed is not None and size:
+                found.append(packed[starts[index] : starts[index] + size])
+            else:
+                found.append(torch.empty(0, dtype=torch.uint8, device="cpu"))
+        return found
 
 
 class Keeper:

@@ -69,11 +69,12 @@ class Parcel:
     Attributes:
         nbytes: payload and description.
         sender: whose message it was, None for one of `encode_parcel`.
+        held: the memory of a peer that it lies in, if it can be lent on.
         uncertain: a send failed or was cancelled when the peer may have had everything already. Who must not deliver twice has to find
             out; who sends it on takes the risk that the peer saw the message, too, and even wrote to its memory before it was copied.
     """
 
-    __slots__ = ("__weakref__", "_alone", "_body", "_head", "_held", "_manifest", "_memory", "_sends", "nbytes", "sender", "uncertain")
+    __slots__ = ("__weakref__", "_alone", "_body", "_head", "_manifest", "_memory", "_sends", "held", "nbytes", "sender", "uncertain")
 
     def __init__(
         self, body: bytes | None, head: bytes = b"", manifest: Manifest | None = None, memory: list[torch.Tensor] | None = None
@@ -81,8 +82,8 @@ class Parcel:
         self._body = body
         self._head = head
         self._manifest = manifest
-        self._memory: Sequence[torch.Tensor] = memory or ()
-        self._held: Held | None = None
+        self._memory: Sequence[torch.Tensor] | None = memory or ()
+        self.held: Held | None = None
         self._sends = 0  # under way
         self._alone = False  # one of them will empty it
         self.nbytes = len(body) if body is not None else len(head) + (0 if manifest is None else manifest.payload_bytes)
@@ -102,8 +103,36 @@ class Parcel:
             body = message.body
             return cls(body if type(body) is bytes else bytes(body or b""))
         parcel = cls(None, content.head, content.manifest, list(content.tensors))
-        parcel._held = content.held
+        parcel.held = content.held
         return parcel
+
+    @classmethod
+    def of_held(cls, head: bytes, manifest: Manifest, held: Held) -> Parcel:
+        """What lies in memory of a peer, at which nobody has looked."""
+        parcel = cls(None, head, manifest)
+        parcel.held = held
+        parcel._memory = None
+        return parcel
+
+    @property
+    def memory(self) -> Sequence[torch.Tensor]:
+        """The leaves, one-dimensional uint8."""
+        memory = self._memory
+        if memory is None:
+            assert self.held is not None
+            assert self._manifest is not None
+            memory = self._memory = self.held.memory([spec.nbytes for spec in self._manifest.specs])
+        return memory
+
+    @property
+    def head(self) -> bytes:
+        """The description as the sender made it; empty for a small message."""
+        return self._head
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The description; None for a small message, and of an empty parcel."""
+        return self._manifest
 
     @property
     def closed(self) -> bool:
@@ -112,7 +141,7 @@ class Parcel:
 
     def close(self) -> None:
         """Let go of the memory. A send under way goes on. May be called again. Any thread."""
-        self._body = self._manifest = self._held = None
+        self._body = self._manifest = self.held = None
         self._memory = ()
 
     # ---- sending on
@@ -131,9 +160,9 @@ class Parcel:
             out = Outgoing(work, key, body=body, total=len(body))
         else:
             assert manifest is not None
-            leaves = [Leaf(spec, None, memory, None) for spec, memory in zip(manifest.specs, self._memory, strict=True)]
+            leaves = [Leaf(spec, None, memory, None) for spec, memory in zip(manifest.specs, self.memory, strict=True)]
             out = Outgoing(work, key, flat=Flat(manifest.kind, (), leaves), manifest=self._head, total=manifest.payload_bytes)
-            out.held = None if keep else self._held
+            out.held = None if keep else self.held
         self._sends += 1
         self._alone = not keep
         out.on_over = self._over
@@ -168,8 +197,8 @@ class Parcel:
             assert manifest is not None
             message.content = content = Content(manifest, None, manifest.payload_bytes)
             content.head = self._head
-            content.tensors = list(self._memory)
-            content.held = self._held
+            content.tensors = list(self.memory)
+            content.held = self.held
         self.close()
         return message
 
@@ -184,7 +213,7 @@ class Parcel:
             raise UsageError("the parcel is being sent or unpacked")
         self._sends = 1
         self._alone = True
-        return Contents(self._body, self._manifest, self._memory)
+        return Contents(self._body, self._manifest, self.memory)
 
     def done_with(self, *, empty: bool) -> None:
         """He has what was in it, or leaves it as it was."""

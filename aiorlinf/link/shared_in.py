@@ -21,7 +21,7 @@ from aiorlinf.backends.shm.mapping import let_go
 from aiorlinf.backends.shm.private import private_view
 from aiorlinf.backends.shm.segment import Segment, open_segment
 from aiorlinf.errors import AiorlinfError, WireError
-from aiorlinf.link.loan import Held, Hold, Keeper, Loan
+from aiorlinf.link.loan import Held, Hold, Keeper, Loan, Part
 from aiorlinf.link.placement import PLACE, Place, decode_places, offsets, packed_size
 
 if TYPE_CHECKING:
@@ -331,6 +331,29 @@ class SharedIn:
         finalizer.atexit = False
         self._releases.held_bytes += size
         return root, Loan(segment, root, hold) if segment.fd >= 0 and not private else None
+
+    def hold(self, sizes: Sequence[int], body: memoryview) -> Held | None:
+        """As `place`, for who only passes the message on. None: its segments are not here, or cannot be lent on; nothing is held then.
+
+        Raises:
+            WireError: as `place`.
+        """
+        packed, owned = decode_places(body, sizes)
+        placing = _Placing(sizes, packed, owned, False, lambda _: None)
+        segments = self._segments
+        for number, _ in placing.places():
+            if number not in segments or segments[number].fd < 0:
+                return None
+        placing.check(segments)
+        whole = packed_size([size for index, size in enumerate(sizes) if index not in owned])
+        loans = {index: self._loan(place, sizes[index]) for index, place in owned.items()}
+        return Held(None if packed is None else self._loan(packed, whole), loans)
+
+    def _loan(self, place: Place, size: int) -> Loan:
+        segment = self._segments[place[0]]
+        hold = Hold(place, size)
+        self._releases.held_bytes += size
+        return Loan(segment, Part(segment, hold, self._releases.root_gone), hold)
 
     def refuse(self, body: memoryview, sizes: Sequence[int]) -> None:
         """A message that nobody wants: give its regions back at once. Raises WireError as `place`."""

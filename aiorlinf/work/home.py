@@ -15,10 +15,11 @@ from aiorlinf.errors import ClosedError, ForkedHandle
 from aiorlinf.work.pool import ThreadPool
 
 if TYPE_CHECKING:
+    from aiorlinf.work.base import AsyncWork
     from aiorlinf.work.poller import CompletionPoller
     from aiorlinf.work.steps import AsyncFuncWork
 
-__all__ = ["Advancing", "LoopHome"]
+__all__ = ["Advancing", "LoopHome", "Tracer"]
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -30,6 +31,16 @@ STEPS_PER_TURN = 256
 
 CALLS_PER_TURN = 1024
 """After this many handed-over calls in one go the loop gets a turn."""
+
+
+class Tracer(Protocol):
+    """Records what becomes of works. Home thread only."""
+
+    def step(self, step: AsyncWork[Any], source: AsyncWork[Any]) -> None:
+        """This then-step begins, with the value of that work."""
+
+    def call(self, work: AsyncWork[Any], subject: str) -> None:
+        """This call has begun, and concerns that."""
 
 
 class Advancing(Protocol):
@@ -50,6 +61,7 @@ class LoopHome:
         name: used for thread names and in logs.
         turns: awaits of finished works so far; every 64th lets the loop have a turn.
         debug: the loop's debug mode when the home was made; works then check that they are finished on this thread.
+        trace: is told of then-steps and calls, None: nobody is.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, name: str = "aiorlinf") -> None:
@@ -60,11 +72,13 @@ class LoopHome:
         self.debug = loop.get_debug()
         self.closed = False
         self.forked = False
+        self.trace: Tracer | None = None
         self._tasks: set[asyncio.Task[Any]] = set()  # the loop itself holds tasks only weakly
         self._steps: deque[Advancing] = deque()
         self._stepping = False
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._calls_scheduled = False
+        self._at_rest: threading.RLock | None = None
         self._pool: ThreadPool | None = None
         self._poller: CompletionPoller | None = None
         _remember(self)
@@ -102,10 +116,12 @@ class LoopHome:
         """
         if self.forked:
             raise ForkedHandle(f"{self.name} was made before a fork", hint="make a new worker in the child process")
-        if self.loop.is_closed():
+        if self._at_rest is None and self.loop.is_closed():
             raise ClosedError(f"the event loop of {self.name} is closed")
         self._calls.append((fn, args))
-        if not self._calls_scheduled:
+        if self._at_rest is not None:  # asked after the append: whoever comes to rest in between finds the call
+            self._run_at_rest(self._at_rest)
+        elif not self._calls_scheduled:
             # _run_calls clears the flag before it looks at the deque, so whoever finds it set is still seen.
             self._calls_scheduled = True
             try:
@@ -132,6 +148,19 @@ class LoopHome:
         if self._calls and not self._calls_scheduled:
             self._calls_scheduled = True
             self.loop.call_soon_threadsafe(self._run_calls)
+
+    def rest(self) -> None:
+        """The loop is about to end, and all that lives on it is at rest: from now on calls run in the thread of whoever makes them, one
+        after the other. Home thread only."""
+        self._at_rest = threading.RLock()
+        self.thread_id = 0
+        self._run_at_rest(self._at_rest)
+
+    def _run_at_rest(self, lock: threading.RLock) -> None:
+        with lock:
+            while self._calls:
+                fn, args = self._calls.popleft()
+                fn(*args)
 
     # -- what runs here ---------------------------------------------------------------------------------------
 

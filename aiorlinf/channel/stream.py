@@ -1,0 +1,115 @@
+"""The gets of one `prefetch` loop on a channel that another worker holds: so many are under way, without a work for each."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from aiorlinf.channel.entries import encode_key
+from aiorlinf.work.base import AsyncWork
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiorlinf.channel.client import Conversation
+    from aiorlinf.channel.records import Key
+    from aiorlinf.channel.remote import RemotePort
+
+__all__ = ["GetStream"]
+
+
+class GetStream:
+    """See the module. Home thread only. The conversation has it in place of a `GetCall` for each of its gets.
+
+    Attributes:
+        work: somebody waits for the next value; None if nobody does.
+    """
+
+    __slots__ = ("_conversation", "_count", "_key", "_order", "_values", "key", "lease", "number", "port", "target", "work")
+
+    def __init__(self, port: RemotePort, conversation: Conversation, key: Key, count: int) -> None:
+        self.port = port
+        self.key = key
+        self.target: float | None = None
+        self.lease = False
+        self.number = 0  # of the last get
+        self.work: AsyncWork[None] | None = None
+        self._conversation = conversation
+        self._key = b"" if key is None else encode_key(key)
+        self._count = count
+        self._order: deque[int] = deque()
+        self._values: dict[int, tuple[Any, Sequence[int]] | BaseException] = {}
+        conversation.streams.add(self)
+
+    # ---- the loop's side
+
+    def fill(self) -> None:
+        """Let so many be under way. Raises what a call on a channel that is gone raises."""
+        conversation, order = self._conversation, self._order
+        if conversation.cause is not None:
+            if not order:
+                raise conversation.cause()
+            return
+        while len(order) < self._count:
+            conversation.start_get(self, self.port.number, 0, 0.0, 0, self._key)
+            order.append(self.number)
+
+    @property
+    def ready(self) -> bool:
+        """The next value is here, or its error."""
+        return bool(self._order) and self._order[0] in self._values
+
+    def wait(self) -> AsyncWork[None]:
+        """Done when the next value is here. Cancelling is harmless."""
+        work = self.work = AsyncWork(self.port.home, "get", abort=self._left, detail=self)
+        return work
+
+    def _left(self, work: AsyncWork[None]) -> None:
+        if self.work is work:
+            self.work = None
+
+    def take(self) -> Any:
+        """The next value, which is there. Raises its error."""
+        number = self._order.popleft()
+        found = self._values.pop(number)
+        if isinstance(found, BaseException):
+            raise found
+        self._conversation.claims.take(number)
+        return found[0]
+
+    def close(self) -> None:
+        """What is under way goes back, the newest first: each goes back before the one that comes before it in the queue."""
+        conversation = self._conversation
+        conversation.streams.discard(self)
+        order, self._order = self._order, deque()
+        while order:
+            number = order.pop()
+            found = self._values.pop(number, None)
+            if conversation.cause is not None or isinstance(found, BaseException):
+                continue
+            if found is None:
+                conversation.stop_number(number, self.port.number)
+            else:
+                conversation.send_values_back(number, [found[0]], found[1])
+        self._values.clear()
+
+    # ---- the conversation's side
+
+    def arrived(self, number: int, value: Any, messages: Sequence[int]) -> None:
+        """What get `number` was given."""
+        self._values[number] = (value, messages)
+        self._tell(number)
+
+    def failed(self, number: int, error: BaseException) -> None:
+        """Get `number` has failed."""
+        self._values[number] = error
+        self._tell(number)
+
+    def _tell(self, number: int) -> None:
+        work = self.work
+        if work is not None and self._order and self._order[0] == number:
+            self.work = None
+            work._finish(None)
+
+    def __str__(self) -> str:
+        return repr(self.port.name) if self.key is None else f"{self.port.name!r} key {self.key!r}"
