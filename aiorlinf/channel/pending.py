@@ -11,6 +11,7 @@ from aiorlinf.link.pending import PendingOperation, since
 if TYPE_CHECKING:
     from aiorlinf.address import WorkerAddress
     from aiorlinf.channel.calls import GetCall, PutCall
+    from aiorlinf.channel.stream import GetStream
     from aiorlinf.work.base import AsyncWork
 
 __all__ = ["CONTEXTS", "Holder", "asks_under_way", "calls_under_way", "seen_channels"]
