@@ -36,6 +36,7 @@ from aiorlinf.link.me import Self
 from aiorlinf.link.pending import PendingOperation
 from aiorlinf.link.report import make_report
 from aiorlinf.link.table import LinkTable
+from aiorlinf.link.trace import TraceCalls
 from aiorlinf.manager.embedded import EmbeddedManager, acquire_embedded, embedded_users
 from aiorlinf.manager.lifeline import Lifeline
 from aiorlinf.manager.membership import Membership
@@ -154,7 +155,7 @@ class _Closing(AsyncWork[None]):
         return False
 
 
-class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls):
+class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
     """One member of a job. Made by `init`.
 
     Use it as ``async with aiorlinf.init(...) as comm``, as ``comm = await aiorlinf.init(...)`` with ``await comm.close()`` at the
@@ -266,6 +267,7 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls):
             raise
         self._self = me
         self._exchange.configure(registration.config.cluster.collective)
+        self._trace_into(os.environ.get("AIORLINF_TRACE"), registration.identity)
         self._ready.set_result((me, life))
 
     def _after_start(self, task: asyncio.Task[None]) -> None:
@@ -573,6 +575,8 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls):
                 log.warning("%s closed before it could deliver %s", self.address, line)
         finally:
             self._table.abort()
+            if self._table.trace is not None:
+                await self._table.trace.close()
             if self._manager is not None:
                 await self._manager.close(min(timeout, 2.0))
             if self._embedded is not None:

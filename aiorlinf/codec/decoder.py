@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from aiorlinf.codec.base import Context
@@ -27,6 +28,10 @@ class RecordOwner(Protocol):
     @property
     def wanted(self) -> bool:
         """Somebody still wants it. Asked in any thread."""
+
+    @property
+    def spans(self) -> list[tuple[float, float]] | None:
+        """Gets begin and end of each record's work, by `time.monotonic`; None: nobody wants to know."""
 
     def finish(self, record: Record, error: AiorlinfError | None) -> None:
         """A record is over: decompressed (`Record.ran`), void, or not wanted. To be called once for each record, on the home thread."""
@@ -54,12 +59,16 @@ class _Batch:
         for item in self.items:
             if not item.owner.wanted:
                 continue
+            spans = item.owner.spans
+            begun = 0.0 if spans is None else monotonic()
             try:
                 item.record.run(self.context)
             except AiorlinfError as error:
                 item.error = error
             except Exception as error:  # such as no memory: it concerns this message only
                 item.error = WireError(f"a compressed tensor cannot be decompressed here: {type(error).__name__}: {error}")
+            if spans is not None:
+                spans.append((begun, monotonic()))
 
 
 class Decoder:

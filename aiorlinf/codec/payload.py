@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import monotonic
 
 from aiorlinf.codec.base import Context
 from aiorlinf.codec.compressing import ChunkJob, LeafCompressor, Piece
@@ -81,10 +82,14 @@ class Batch:
 
     def run(self) -> None:
         """Compress. Does not raise; stops early when nobody wants the payload any more."""
+        spans = self._payload.spans
+        begun = 0.0 if spans is None else monotonic()
         for _, job in self._jobs:
             if self._payload.dropped:
                 return
             job.run()
+        if spans is not None:
+            spans.append((begun, monotonic()))
 
 
 class PayloadCompressor:
@@ -103,6 +108,7 @@ class PayloadCompressor:
         taken: bytes that were taken.
         borrows: some of that was memory of the leaves themselves.
         dropped: nobody wants the rest.
+        spans: begin and end of each batch, by `time.monotonic`; None: nobody wants to know.
         on_ready: called when there is more to take, or when it is dropped.
         on_room: called when there may be more to compress.
     """
@@ -111,6 +117,7 @@ class PayloadCompressor:
 
     def __init__(self, leaves: Sequence[tuple[memoryview, bool]], make: MakeCompressor, *, ahead: int = AHEAD_BYTES) -> None:
         self.dropped = False
+        self.spans: list[tuple[float, float]] | None = None
         self.on_ready: Callable[[], None] = _nothing
         self.on_room: Callable[[], None] = _nothing
         self._leaves = [_Leaf(src, tried) for src, tried in leaves]

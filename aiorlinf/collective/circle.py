@@ -121,6 +121,8 @@ class Circle:
             self.exchange.table.pass_on()
             for peer in operation.peers():
                 self._watch(peer)
+            if self.exchange.home.trace is not None and operation.work is not None:
+                self.exchange.home.trace.call(operation.work, f"of {len(self.members)} workers")
             operation.begin()
         except AiorlinfError as failure:
             operation.fail(failure)

@@ -41,6 +41,10 @@ class _Owner:
     def wanted(self) -> bool:
         return self._sink.wanted
 
+    @property
+    def spans(self) -> list[tuple[float, float]] | None:
+        return self._sink.spans
+
     def finish(self, record: Record, error: AiorlinfError | None) -> None:
         self._decompressor.finish(record)
         self._sink.record_over(error)
@@ -57,6 +61,7 @@ class CodedSink(Sink):
 
     Attributes:
         error: the payload is void.
+        spans: when codecs have worked on it, None if nobody wants to know.
     """
 
     __slots__ = (
@@ -72,6 +77,7 @@ class CodedSink(Sink):
         "_staging",
         "error",
         "message_id",
+        "spans",
     )
 
     def __init__(
@@ -86,6 +92,7 @@ class CodedSink(Sink):
         self.total = sum(len(view) for view, _ in leaves)
         self.error: AiorlinfError | None = None
         self.message_id = message_id
+        self.spans: list[tuple[float, float]] | None = None
         self._owner = owner
         self._leaves = [(view, tried) for view, tried in leaves if len(view)]
         self._decoder = decoder

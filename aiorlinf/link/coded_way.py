@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aiorlinf.codec.stats import CompressionStats
     from aiorlinf.link.pump import Pump
     from aiorlinf.link.selecting import Selector
+    from aiorlinf.link.tracing import LinkTrace
 
 __all__ = ["CodedHost", "CodedWay"]
 
@@ -30,6 +31,7 @@ class CodedHost(Protocol):
     """What this way needs of the sending half."""
 
     pump: Pump
+    trace: LinkTrace | None
 
     def announce(self, out: Outgoing, start: Start) -> None: ...
     def begin_stream(self, out: Outgoing) -> None: ...
@@ -96,6 +98,7 @@ class CodedWay:
             assert leaf.raw is not None
             leaves.append((leaf.raw, tried))
         payload = PayloadCompressor(leaves, make)
+        payload.spans = None if self._host.trace is None else []
         pump, message_id = self._host.pump, out.message_id
         payload.on_ready = lambda: pump.wake(message_id)
         out.source = payload

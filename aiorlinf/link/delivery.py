@@ -17,6 +17,7 @@ from aiorlinf.wire.tree import rebuild
 
 if TYPE_CHECKING:
     from aiorlinf.address import Identity
+    from aiorlinf.link.tracing import LinkTrace
     from aiorlinf.work.home import LoopHome
 
 __all__ = ["Answerer", "Delivery", "about", "undecodable_fact"]
@@ -33,6 +34,7 @@ class Answerer(Protocol):
 
     home: LoopHome
     remote: str
+    trace: LinkTrace | None
 
     @property
     def identity(self) -> Identity | None: ...
@@ -155,6 +157,8 @@ class Delivery:
         self._finish(receive, value)
 
     def _finish(self, receive: Receive, value: Any) -> None:
+        if self._answerer.trace is not None:
+            self._answerer.trace.taken(receive)
         receive.finish((self._answerer.remote, value) if receive.with_sender else value)
 
     def _deliver_tensor(self, receive: Receive, out: torch.Tensor, message: Incoming) -> None:
@@ -201,6 +205,8 @@ class Delivery:
             # Autograd must see that the tensor was written to, as with any in-place operation.
             torch.autograd.graph.increment_version(out)
         self._answerer.accept(message)
+        if self._answerer.trace is not None:
+            self._answerer.trace.taken(receive)
         receive.finish(out)
 
     def _fail(self, receive: Receive, message: Incoming, error: BaseException) -> None:

@@ -71,6 +71,7 @@ class Outgoing(StreamOrdered):
         departure: its leaves that are still on accelerators, None if all of them are in CPU memory.
         streams: of the user, which are to wait for the copy of the tensors instead of the work (`AsyncWork.wait_stream`).
         under_way: that copy, while it goes on.
+        number: among all messages of this link, once it was opened.
         carrier: the backend that carries those from device to device, empty if none does.
         on_over: called once with (the peer has it, that is certain), before the work ends; for those who send a message on.
     """
@@ -92,6 +93,7 @@ class Outgoing(StreamOrdered):
         "manifest",
         "message_id",
         "moved",
+        "number",
         "on_over",
         "owned",
         "position",
@@ -149,6 +151,7 @@ class Outgoing(StreamOrdered):
         self.source: Source | None = None
         self.departure: Departure | None = None
         self.carrier = ""
+        self.number = 0
         self.streams: list[tuple[Runtime, Stream]] | None = None
         self.under_way: Trip | None = None
         self.on_over: Callable[[bool, bool], None] | None = None

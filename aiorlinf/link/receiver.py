@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from aiorlinf.link.device_in import DeviceIn
     from aiorlinf.link.link_coding import LinkCoding
     from aiorlinf.link.parcel import Parcel
+    from aiorlinf.link.tracing import LinkTrace
     from aiorlinf.work.home import LoopHome
 
 __all__ = ["ReceiveLane", "Receiver"]
@@ -77,6 +78,7 @@ class Receiver:
         opened: by message id, messages whose trailer has not come.
         tensor_sends_waiting: asks the sending half whether a `send_tensor` of ours waits for its match.
         on_late: called when a message is given back after the link has ended.
+        trace: is told what happens, None: nobody is.
     """
 
     def __init__(self, home: LoopHome, mailbox: Mailbox, config: CollectiveConfig, local: str, remote: str) -> None:
@@ -89,6 +91,7 @@ class Receiver:
         self.coding: LinkCoding | None = None
         self.devices: DeviceIn | None = None
         self.pool: TensorBufferPool | None = None
+        self.trace: LinkTrace | None = None
         self.messages = 0
         self.payload_bytes = 0
         self.mismatches = 0
@@ -178,6 +181,8 @@ class Receiver:
         self.window.arrive(cost)
         mailbox = self.mailbox
         order = next(mailbox.orders)
+        if self.trace is not None:
+            self.trace.came(self.messages, size, key, order)
         if flags:
             self._on_flagged(key, flags, order, message_id, cost, body)
             return
@@ -225,6 +230,8 @@ class Receiver:
         message = Incoming(
             key, self.mailbox.next_order(), message_id, is_tensor=bool(flags & Flag.TENSOR), want_reply=bool(flags & Flag.WANT_REPLY)
         )
+        if self.trace is not None:
+            self.trace.came(self.messages, total, key, message.order)
         message.content = self._describe(flags, bytes(body[OPEN_PREFIX.size :]), total)
         self.opened[message_id] = message
         receive = self.mailbox.waiting(key)
@@ -367,6 +374,8 @@ class Receiver:
         receive = Receive(key)
         receive.receiver = self
         receive.order = message.order
+        if self.trace is not None:
+            self.trace.taken(receive)
         assert message.body is not None
         try:
             value = decode_inline(memoryview(message.body), allow_pickle=self.allow_pickle)
@@ -386,11 +395,15 @@ class Receiver:
         receive = ParcelReceive(key)
         receive.receiver = self
         receive.order = message.order
+        if self.trace is not None:
+            self.trace.taken(receive)
         assert message.body is not None
         return arrived(self.home, self.delivery.small_parcel(bytes(message.body)), receive.give_back, receive)
 
     def _hand_out(self, receive: Receive, body: memoryview) -> None:
         """A whole small message becomes the receive's value."""
+        if self.trace is not None:
+            self.trace.taken(receive)
         if receive.opaque:
             receive.finish(self.delivery.small_parcel(bytes(body)))
             return
@@ -415,6 +428,8 @@ class Receiver:
     def match(self, receive: Receive, message: Incoming) -> None:
         """`message`, taken from its queue, goes to `receive`."""
         receive.order = message.order
+        if self.trace is not None:
+            self.trace.matched(receive, message)
         self._unmatched_tensors.discard(message)
         wrong = _mismatch(receive, message)
         if wrong is not None:
@@ -455,6 +470,8 @@ class Receiver:
         if message is None:
             raise WireError(f"the payload of an unknown message {message_id} begins")
         start = Start.decode(body)
+        if self.trace is not None:
+            self.trace.coming(message, start.via)
         content = message.content
         assert content is not None
         if flags & Flag.CHARGED and not content.attempt:
@@ -555,6 +572,7 @@ class Receiver:
         if not content.tensors and not self._allocate(message, content):
             return
         content.sink = self.coding.sink(self, message.message_id, list(zip(map(byte_view, content.tensors), tried, strict=True)))
+        content.sink.spans = None if self.trace is None else []
 
     def coded_wanted(self, sink: CodedSink) -> bool:
         message = self.opened.get(sink.message_id)
@@ -633,6 +651,8 @@ class Receiver:
                 return
         if sink is None or sink.done != sink.total:
             raise WireError(f"message {message.message_id} ends after {sink.done if sink else 0} bytes of {content.total}")
+        if self.trace is not None:
+            self.trace.there(message)
         message.complete = True
         del self.opened[message.message_id]
         if content.whole:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from aiorlinf.link.connection import FrameWriter
     from aiorlinf.link.device_out import DeviceOut
+    from aiorlinf.link.tracing import LinkTrace
     from aiorlinf.wire.flat import Flat
     from aiorlinf.work.base import AsyncWork
     from aiorlinf.work.home import LoopHome
@@ -59,6 +60,7 @@ class Sender:
         messages, payload_bytes: sent so far; `around_bytes` of them around the stream.
         flowing: streams whose messages general receives take: small sends there are done once written.
         pending: by message id, everything the peer may still answer or that is not fully written.
+        trace: is told what happens, None: nobody is.
     """
 
     def __init__(self, home: LoopHome, chunk_bytes: int, local: str, remote: str) -> None:
@@ -68,6 +70,7 @@ class Sender:
         self.window = 0
         self.ways: list[Way] = []
         self.devices: DeviceOut | None = None
+        self.trace: LinkTrace | None = None
         self.messages = 0
         self.payload_bytes = 0
         self.around_bytes = 0
@@ -116,6 +119,8 @@ class Sender:
         self._charged = charged
         self.messages += 1
         self.payload_bytes += size
+        if self.trace is not None:
+            self.trace.small(self.messages, size, key)
         conn.send(HEADER.pack(size, FrameType.DATA, 0, 0, key) + body)
         return True
 
@@ -140,6 +145,9 @@ class Sender:
     def _admit(self, conn: FrameWriter, out: Outgoing) -> None:
         self.messages += 1
         self.payload_bytes += out.total
+        out.number = self.messages
+        if self.trace is not None:
+            self.trace.opened(out)
         departing = out.departure is not None  # nobody knows yet which way it will go
         around = None if departing else next((way for way in self.ways if way.takes(out)), None)
         out.reply = bool(out.flags & Flag.TENSOR) or out.key not in self.flowing or around is not None or departing
@@ -220,6 +228,8 @@ class Sender:
         self._charged += charge
         out.charged = charge
         out.state = State.STARTED
+        if self.trace is not None:
+            self.trace.begun(out)
         if out.departure is None:
             self._carry(out)
         elif self.devices is not None:
@@ -260,6 +270,8 @@ class Sender:
 
     def announce(self, out: Outgoing, start: Start) -> None:
         """Tell how the payload travels."""
+        if self.trace is not None:
+            self.trace.started(out, start.via)
         if self._conn is not None:
             self._conn.answer(frame(FrameType.START, out.message_id, start.encode(), Flag.CHARGED if out.charged else 0))
             out.charged = 0
@@ -292,6 +304,8 @@ class Sender:
             text = "a tensor was written to while it was being sent"
             self.void(out, UsageError(text, hint="do not change a tensor until its send is done, or send a clone()"))
             return
+        if self.trace is not None:
+            self.trace.left(out)
         self._end(out, b"", 0)
         if out.reply:
             out.state = State.SENT
@@ -373,6 +387,8 @@ class Sender:
     # ---- ends
 
     def _done(self, out: Outgoing) -> None:
+        if self.trace is not None:
+            self.trace.sent(out, True)
         work = out.work
         out.over(True)
         self._forget(out)
@@ -380,6 +396,8 @@ class Sender:
             work._finish(None)
 
     def _fail(self, out: Outgoing, error: AiorlinfError) -> None:
+        if self.trace is not None:
+            self.trace.sent(out, False)
         work = out.work
         out.restore()
         self._forget(out)

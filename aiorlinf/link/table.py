@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     import torch
 
     from aiorlinf.link.connection import Connection
+    from aiorlinf.link.tracing import Tracing
     from aiorlinf.work.home import LoopHome
 
 __all__ = ["LinkTable"]
@@ -92,6 +93,7 @@ class LinkTable:
         self.wildcards: dict[int, Wildcard] = {}
         self.inboxes: set[Any] = set()
         self.reporters: weakref.WeakSet[Reporter] = weakref.WeakSet()
+        self.trace: Tracing | None = None
         self._orders = itertools.count()
         self._ready = ready
         self._self: Self | None = None
@@ -212,6 +214,10 @@ class LinkTable:
         """Who we are, and the manager, once we have joined. Raises what joining failed with. Cancelling is harmless."""
         return await asyncio.shield(self._ready)
 
+    def links_had(self, identity: Identity) -> int:
+        """How many links there were with this life of a worker, the present one included; both sides count alike."""
+        return self._links_had.get(identity, 0)
+
     def pass_on(self) -> None:
         """This worker will send messages on that it has received: keep what it takes to hand memory over. Any thread."""
         self._passes_on = True
@@ -236,6 +242,8 @@ class LinkTable:
             return
         if link.state is LinkState.CONNECTING:
             link.backend, link.reason = "stream", "a worker's messages to itself stay in its memory"
+            if self.trace is not None:
+                self.trace.link_up(link, me.identity)
             link.up(Loopback(self.home.loop, link), me.identity, me.config.cluster.collective.window_bytes, None)
 
     async def _connect(self, link: Link) -> None:
@@ -493,6 +501,8 @@ class LinkTable:
             self.coding.equip(link, hello)
         collective = me.config.cluster.collective
         limit = max(collective.max_manifest_bytes, collective.inline_max_bytes) + (1 << 16)
+        if self.trace is not None:
+            self.trace.link_up(link, identity)
         if self._emulation is None or route is None:
             link.up(connection, identity, window, address)
             connection.adopt(link, leftover, limit)

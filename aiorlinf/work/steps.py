@@ -80,6 +80,8 @@ class AsyncFuncWork(FollowingWork[R]):
             return
         self._queued = False
         if source._state == DONE:
+            if self._home.trace is not None:
+                self._home.trace.step(self, source)
             args = (source._value, *args)
             if source._give_back is not None:
                 self._run(func, args, kwargs, source)
