@@ -17,12 +17,12 @@ from aiorlinf.channel.claims import Claims
 from aiorlinf.channel.entries import GETS, HEAD, HELLO, LIFE, REPLIES, REQUESTS, RETURNS, Bits, Op, encode_end, entries, entry
 from aiorlinf.channel.faults import decode_error
 from aiorlinf.channel.pending import CONTEXTS, asks_under_way, calls_under_way
+from aiorlinf.channel.posting import post
 from aiorlinf.channel.stream import GetStream
 from aiorlinf.channel.watching import watch
 from aiorlinf.errors import AiorlinfError, ClosedError, UnsupportedObject, WireError
 from aiorlinf.link.lending import take_leaves
 from aiorlinf.link.parcel import Parcel
-from aiorlinf.wire.frames import stream_key
 from aiorlinf.wire.inline import decode_inline
 from aiorlinf.work.base import AsyncWork
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from aiorlinf.link.shared_in import Views
     from aiorlinf.wire.manifest import Manifest
 
-__all__ = ["Conversation", "PutSide", "post"]
+__all__ = ["Conversation", "PutSide"]
 
 log = logging.getLogger("aiorlinf.channel")
 
@@ -454,20 +454,6 @@ class Conversation:
         if failure is not None:
             post(self.exchange, self.host, LIFE, encode_end(failure))
         self.end(ClosedError("the worker was closed"))
-
-
-def post(exchange: Exchange, peer: WorkerAddress, context: int, body: bytes) -> None:
-    """Send a small message that nobody waits for; if it cannot be delivered, the link has ended, and that is noticed elsewhere."""
-    key = stream_key(context, 0)
-    link = exchange.table.peek(peer)
-    if link is not None and key in link.sender.flowing and link.sender.send_now(key, body):
-        return
-    work: AsyncWork[None] = AsyncWork(exchange.home, "send")
-    watch(work, lambda _: None)
-    try:
-        exchange._send_small(peer, work, key, body)
-    except AiorlinfError as error:
-        work._fail(error)
 
 
 def _undecodable(error: BaseException) -> AiorlinfError:

@@ -16,8 +16,8 @@ from aiorlinf.link.lending import pass_on
 from aiorlinf.link.parcel import Parcel
 
 if TYPE_CHECKING:
+    from aiorlinf.channel.host_port import HostPort, Talk
     from aiorlinf.channel.queue import ChannelQueue
-    from aiorlinf.channel.session import HostPort, Session
     from aiorlinf.work.base import AsyncWork
 
 __all__ = ["Handout"]
@@ -56,7 +56,7 @@ class _HeldGet(NamedTuple):
 class Handout:
     """See the module. Home thread only."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Talk) -> None:
         self._session = session
         self._given: dict[int, Delivery] = {}
         self._slots = deque(range(1, _SLOTS + 1))

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from aiorlinf.channel.budget import ByteBudget
 from aiorlinf.channel.entries import HEAD, HELLO, REQUESTS
+from aiorlinf.channel.host_port import Hosted
 from aiorlinf.channel.pending import CONTEXTS
 from aiorlinf.channel.queue import ChannelQueue
 from aiorlinf.channel.records import Delivery, Put, PutState, Rejected, Told
-from aiorlinf.channel.session import Hosted, Session
+from aiorlinf.channel.session import Session
 from aiorlinf.channel.settings import ChannelSettings
 from aiorlinf.channel.stats import take_stats
 from aiorlinf.channel.watching import watch

@@ -13,7 +13,7 @@ from aiorlinf.errors import ChannelClosed, WireError
 from aiorlinf.link.lending import refuse, take_parcel
 
 if TYPE_CHECKING:
-    from aiorlinf.channel.session import HostPort, Session
+    from aiorlinf.channel.host_port import HostPort, Talk
     from aiorlinf.link.parcel import Parcel
     from aiorlinf.work.base import AsyncWork
 
@@ -33,7 +33,7 @@ class Intake:
         admits: by port, the last put that has room and that the worker does not know of.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Talk) -> None:
         self.admits: dict[int, int] = {}
         self._session = session
         self._slots = deque(range(1, _SLOTS + 1))

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
-from aiorlinf.channel.client import post
 from aiorlinf.channel.entries import HEAD, LIFE, REPLIES, Bits, Entry, Op, decode_end, decode_key, entries, entry
 from aiorlinf.channel.faults import encode_error
 from aiorlinf.channel.handle import Handle
 from aiorlinf.channel.handout import Handout
+from aiorlinf.channel.host_port import Hosted, HostPort
 from aiorlinf.channel.intake import Intake
-from aiorlinf.channel.records import Delivery, Get, Put, Rejected
+from aiorlinf.channel.posting import post
+from aiorlinf.channel.records import Delivery, Put, Rejected
 from aiorlinf.channel.settings import ChannelSettings
 from aiorlinf.channel.stats import take_stats
 from aiorlinf.channel.watching import watch
@@ -28,25 +28,17 @@ if TYPE_CHECKING:
     import asyncio
 
     from aiorlinf.address import WorkerAddress
-    from aiorlinf.channel.queue import ChannelQueue
     from aiorlinf.collective.exchange import Exchange
     from aiorlinf.link.link import Link
     from aiorlinf.work.base import AsyncWork
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["Holder", "HostPort", "Hosted", "Session"]
+__all__ = ["Holder", "Session"]
 
 log = logging.getLogger("aiorlinf.channel")
 
 _FLUSH_BYTES = 48 * 1024
 _PUT, _GET, _COMMIT, _TAKEN = Op.PUT, Op.GET, Op.COMMIT, Op.TAKEN  # they are compared for every entry
-
-
-class Hosted(NamedTuple):
-    """One channel."""
-
-    settings: ChannelSettings
-    queue: ChannelQueue
 
 
 class Holder(Protocol):
@@ -59,27 +51,6 @@ class Holder(Protocol):
     def not_told(self, session: Session) -> list[Delivery]: ...
     def session_ended(self, session: Session) -> None: ...
     def work_off(self) -> None: ...
-
-
-class HostPort:
-    """One handle of the worker, on one channel.
-
-    Attributes:
-        puts: announced and not over, by number.
-        admitted: those of them that have room, in order.
-        gets: that wait, by number.
-    """
-
-    __slots__ = ("admitted", "gets", "handle", "hosted", "number", "puts", "session")
-
-    def __init__(self, session: Session, number: int, hosted: Hosted, handle: Handle) -> None:
-        self.session = session
-        self.number = number
-        self.hosted = hosted
-        self.handle = handle
-        self.puts: dict[int, Put] = {}
-        self.admitted: deque[Put] = deque()
-        self.gets: dict[int, Get] = {}
 
 
 class Session:

@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiorlinf.channel.entries import encode_key
 from aiorlinf.work.base import AsyncWork
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from aiorlinf.channel.client import Conversation
+    from aiorlinf.channel.claims import Claims
     from aiorlinf.channel.records import Key
-    from aiorlinf.channel.remote import RemotePort
+    from aiorlinf.errors import AiorlinfError
+    from aiorlinf.work.home import LoopHome
 
 __all__ = ["GetStream"]
+
+
+class _Port(Protocol):
+    """The handle (`channel.remote`)."""
+
+    home: LoopHome
+    name: str
+    number: int
+
+
+class _Conversation(Protocol):
+    """See `channel.client`."""
+
+    streams: set[GetStream]
+    claims: Claims
+    cause: Callable[[], AiorlinfError] | None
+
+    def start_get(self, call: GetStream, port: int, bits: int, value: float, extra: int, key: bytes) -> None: ...
+    def stop_number(self, number: int, port: int) -> None: ...
+    def send_values_back(self, number: int, values: Sequence[Any], messages: Sequence[int]) -> None: ...
 
 
 class GetStream:
@@ -27,7 +48,7 @@ class GetStream:
 
     __slots__ = ("_conversation", "_count", "_key", "_order", "_values", "key", "lease", "number", "port", "target", "work")
 
-    def __init__(self, port: RemotePort, conversation: Conversation, key: Key, count: int) -> None:
+    def __init__(self, port: _Port, conversation: _Conversation, key: Key, count: int) -> None:
         self.port = port
         self.key = key
         self.target: float | None = None
