@@ -27,7 +27,7 @@ from aiorlinf.wire.inline import encode_inline, inline_if_small
 from aiorlinf.wire.leaves import Device
 from aiorlinf.wire.manifest import encode_manifest
 from aiorlinf.wire.tensor_header import sendable_leaf
-from aiorlinf.work.base import AsyncWork
+from aiorlinf.work.base import AsyncWork, pending
 from aiorlinf.work.deadline import NO_DEADLINE, current_deadline, effective_deadline, expire
 from aiorlinf.work.finished import finished
 
@@ -106,7 +106,16 @@ class Exchange:
     def send(self, peer: WorkerAddress, context: int, obj: Any, tag: int, timeout: float | None) -> AsyncWork[None]:
         """Start to send any object."""
         link = self._links.get(peer)
-        if link is not None and timeout is None and type(tag) is int and 0 <= tag <= MAX_TAG and self._plain():
+        if (
+            link is not None
+            and timeout is None
+            and type(tag) is int
+            and 0 <= tag <= MAX_TAG
+            and _get_running_loop() is self.home.loop
+            and not self._closed
+            and current_deadline.get() is NO_DEADLINE
+            and not ((memory := self.table.memory) is not None and memory.used)  # no tensor could be given away
+        ):
             # The common case in one go: the peer takes small messages of this stream, so this one is done when it is written.
             sender = link.sender
             key = context << 32 | tag
@@ -128,15 +137,6 @@ class Exchange:
             self._start(work, peer, self._large(work, key, message), gift)
         self._limit(work, timeout, peer, tag)
         return work
-
-    def _plain(self) -> bool:
-        """We are on the home loop, open, under no deadline, and no tensor could be given away."""
-        return (
-            _get_running_loop() is self.home.loop
-            and not self._closed
-            and current_deadline.get() is NO_DEADLINE
-            and not (self.table.memory is not None and self.table.memory.used)
-        )
 
     def _encode(self, link: Link | None, obj: Any) -> tuple[bytes | Flat, Gift | None]:
         """The object as bytes if it is to ride in its frame, else taken apart; and what it gives away."""
@@ -169,16 +169,20 @@ class Exchange:
             self._check_size(len(message))
             return Outgoing(work, key, body=message, total=len(message))
         total = message.payload_bytes
+        out = Outgoing(work, key, flat=message, manifest=self.describe(message, total), total=total)
+        out.departure = Departure.of(message)
+        return out
+
+    def describe(self, flat: Flat, total: int) -> bytes:
+        """The description of a message. Raises UsageError if this, or the payload of `total` bytes, is over its limit."""
         self._check_size(total)
-        manifest = encode_manifest(message)
+        manifest = encode_manifest(flat)
         if len(manifest) > self.config.max_manifest_bytes:
             raise UsageError(
                 f"the object without its tensors and arrays takes {len(manifest)} bytes",
                 hint=f"put bulk data into tensors or arrays; cluster.collective.max_manifest_bytes is {self.config.max_manifest_bytes}",
             )
-        out = Outgoing(work, key, flat=message, manifest=manifest, total=total)
-        out.departure = Departure.of(message)
-        return out
+        return manifest
 
     def send_tensor(self, peer: WorkerAddress, context: int, tensor: torch.Tensor, tag: int, timeout: float | None) -> AsyncWork[None]:
         """Start to send one tensor to a `recv_tensor`."""
@@ -294,7 +298,7 @@ class Exchange:
             if done is not None:
                 return done
             receive = Receive(key)
-            work: AsyncWork[Any] = AsyncWork(self.home, "recv", abort=cancel_receive, give_back=receive.give_back, detail=receive)
+            work = pending(self.home, "recv", cancel_receive, receive.give_back, receive)
             receive.work = work
             link.receiver.post(receive)
             return work

@@ -78,6 +78,19 @@ class Mailbox:
         self._settle(key, stream)
         return None
 
+    def waiting_plain(self, key: int) -> Receive | None:
+        """As `waiting`, if the first of them is a plain `recv`: the common case, kept short."""
+        stream = self._streams.get(key)
+        if stream is None or not stream.posted:
+            return None
+        receive = stream.posted[0]
+        if type(receive) is not Receive or receive.cancelled or receive.tensor_out is not None:
+            return None
+        stream.posted.popleft()
+        if len(self._streams) > _IDLE_STREAMS:
+            self._settle(key, stream)
+        return receive
+
     def _settle(self, key: int, stream: _Stream) -> None:
         """Forget a stream that is empty, if there are many."""
         if len(self._streams) > _IDLE_STREAMS and not stream.posted and not stream.arrived:

@@ -143,9 +143,12 @@ class Receiver:
         if self.window.consume(cost):
             self._report()
         elif not self._report_scheduled:
-            # It rides on the next write; if there is none, it goes alone after a few milliseconds.
-            self._report_scheduled = True
-            self.home.loop.call_later(_REPORT_SECONDS, self._late_report)
+            self._report_later()
+
+    def _report_later(self) -> None:
+        """It rides on the next write; if there is none, it goes alone after a few milliseconds."""
+        self._report_scheduled = True
+        self.home.loop.call_later(_REPORT_SECONDS, self._late_report)
 
     def _late_report(self) -> None:
         self._report_scheduled = False
@@ -169,6 +172,28 @@ class Receiver:
         """A whole small message."""
         self.messages += 1
         size = len(body)
+        if not flags and (receive := self.mailbox.waiting_plain(key)) is not None:
+            # The common case in one go: somebody waits for it, nobody waits for an answer.
+            self.payload_bytes += size
+            if self.window.pass_through(size + FRAME_COST):
+                self._report()
+            elif not self._report_scheduled:
+                self._report_later()
+            receive.order = next(self.mailbox.orders)
+            if self.trace is not None:
+                self.trace.passed(self.messages, size, key, receive)
+            if key not in self._flowing:
+                self._flow(key)
+            try:
+                value = decode_inline(body, allow_pickle=self.allow_pickle)
+            except BaseException as error:  # as in ready
+                self._undecodable(receive, error)
+                return
+            work = receive.work
+            receive.work = None
+            if work is not None:
+                work._finish(value)
+            return
         message_id = 0
         if flags & Flag.WANT_REPLY:
             if size < MESSAGE_ID.size:
@@ -190,7 +215,6 @@ class Receiver:
         if receive is None:
             self._keep(Whole(key, order, bytes(body), cost))
         elif receive.tensor_out is None:
-            # The common case: somebody waits for it, nobody waits for an answer.
             self._consume(cost)
             receive.order = order
             if key not in self._flowing:

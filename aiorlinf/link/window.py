@@ -47,6 +47,17 @@ class ReceiveWindow:
         self.consumed += cost
         return self.consumed - self.reported > self.size >> 2
 
+    def pass_through(self, cost: int) -> bool:
+        """`arrive` and `consume` in one.
+
+        Raises:
+            WireError: as `arrive`.
+        """
+        if self.outstanding + cost > self.size:
+            self.arrive(cost)
+        self.consumed = consumed = self.consumed + cost
+        return consumed - self.reported > self.size >> 2
+
     @property
     def worth_telling(self) -> bool:
         """Enough was returned that the sender should know soon."""

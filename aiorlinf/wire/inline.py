@@ -6,7 +6,7 @@ flat container of tensors, is read once per form.
 
 from __future__ import annotations
 
-from pickle import dumps
+from pickle import dumps, loads
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ _TENSOR = int(Kind.TENSOR)
 _DICT = int(Kind.DICT)
 _OBJECT = int(Kind.OBJECT)
 _HEAD_SIZE = HEAD.size
+_unpack_head = HEAD.unpack_from
 _CACHE_MAX = 512
 _CACHED_MAX = 2048
 
@@ -137,10 +138,13 @@ def decode_inline(body: memoryview, *, allow_pickle: bool = True) -> Any:
     """
     if len(body) < _HEAD_SIZE:
         raise WireError(f"a message of {len(body)} bytes is shorter than its head")
-    kind, flags, count, skeleton_size, table_size = HEAD.unpack_from(body)
+    kind, flags, count, skeleton_size, table_size = _unpack_head(body)
     at = _HEAD_SIZE + skeleton_size + table_size
     if kind == _OBJECT and at == len(body) and not flags and not count and not table_size and allow_pickle:
-        return pickled.load(body[_HEAD_SIZE:], (), ())
+        try:
+            return loads(body[_HEAD_SIZE:])
+        except Exception as error:  # the classes' own code runs here and may raise anything
+            raise pickled.not_rebuilt(error) from error
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):
             return _decode_leaves(body, kind, at, allow_pickle)

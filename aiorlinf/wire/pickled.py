@@ -25,7 +25,7 @@ from aiorlinf.errors import UnsupportedObject, WireError
 from aiorlinf.wire.arrays import array_leaf, array_over, dtype_token
 from aiorlinf.wire.leaves import RAW, STREAM, Leaf, Refused, raw_leaf, tensor_leaf
 
-__all__ = ["dump", "load"]
+__all__ = ["dump", "load", "not_rebuilt"]
 
 _SPLICE_MIN = 64 * 1024
 _KEEP_MAX = 4096
@@ -333,6 +333,15 @@ class _Reader:
         raise pickle.UnpicklingError("an opcode of an older pickle protocol")
 
 
+def not_rebuilt(error: Exception) -> UnsupportedObject:
+    """What is raised for an error of unpickling."""
+    not_found = isinstance(error, (ImportError, AttributeError))
+    return UnsupportedObject(
+        f"the object cannot be rebuilt here: {type(error).__name__}: {error}",
+        hint="its classes must be importable under the same names in both processes" if not_found else None,
+    )
+
+
 def load(stream: memoryview, buffers: Sequence[Any], splices: Sequence[tuple[int, memoryview]]) -> Any:
     """The object of a stream, with pieces of it to be put in at offsets.
 
@@ -354,11 +363,7 @@ def load(stream: memoryview, buffers: Sequence[Any], splices: Sequence[tuple[int
             parts.append(stream[at:])
             obj = pickle.Unpickler(_Reader([part for part in parts if len(part)]), buffers=left).load()
     except Exception as error:  # the classes' own code runs here and may raise anything
-        not_found = isinstance(error, (ImportError, AttributeError))
-        raise UnsupportedObject(
-            f"the object cannot be rebuilt here: {type(error).__name__}: {error}",
-            hint="its classes must be importable under the same names in both processes" if not_found else None,
-        ) from error
+        raise not_rebuilt(error) from error
     if next(left, None) is not None:
         raise WireError("buffers left over behind a pickled object")
     return obj

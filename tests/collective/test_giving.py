@@ -440,10 +440,16 @@ async def test_a_send_tensor_that_nobody_took_is_back_when_the_peer_says_so(pair
 async def test_a_send_that_was_cancelled_too_late_stays_given(pair: Pair) -> None:
     await pair.trip(b"connected")
     tensor = filled(pair.a, 3.0)
+    receiver = pair.link(pair.b, "a:0").receiver
+    reply, held = receiver.reply, list[tuple[Any, ...]]()
+    receiver.reply = lambda *args, **more: held.append((args, more))  # type: ignore[method-assign]  # its answer is long on the way
     recv = pair.b.recv("a:0", timeout=20)
     work = pair.a.send(tensor, "b:0")
-    recv.add_done_callback(lambda _: work.cancel())  # the peer has it, and its answer is on the way
     got = await recv
+    assert work.cancel()
+    receiver.reply = reply  # type: ignore[method-assign]
+    for args, more in held:
+        reply(*args, **more)
     await soon(work.done)
     assert work.cancelled()
     got.fill_(8)
