@@ -1,4 +1,4 @@
-"""The command line: ``aiorlinf run``, ``manager``, ``top``, ``doctor``, ``config`` and ``completion``."""
+"""The command line: ``aiorlinf run``, ``manager``, ``top``, ``trace``, ``doctor``, ``config`` and ``completion``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from aiorlinf.completion import SHELLS, completion_script
 from aiorlinf.config import config_to_dict, load_config, option_docs
 from aiorlinf.errors import AiorlinfError, ConfigError, UsageError
 from aiorlinf.launch import manager_command, run_command, topology_command
+from aiorlinf.observe import trace_command
 from aiorlinf.observe.doctor import command as doctor_command
 from aiorlinf.observe.top import command as top_command
 
@@ -30,6 +31,7 @@ examples:
   aiorlinf run --workers rollout=2,trainer=1 train.py   start a job on this machine
   aiorlinf manager --host 0.0.0.0 --port 4711           a registry that workers on several machines join
   aiorlinf top                                          what a running job is doing, and who waits for whom
+  aiorlinf trace merge traces                           one picture of what `aiorlinf run --trace traces` has recorded
   aiorlinf doctor                                       check this machine; with --listen and --peer, two of them
   aiorlinf topology                                     where the workers of the job are, and what a broadcast would do
   aiorlinf config check job.yaml                        say what is wrong with a configuration
@@ -76,6 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     run_command.add_parser(commands)
     manager_command.add_parser(commands)
     top_command.add_parser(commands)
+    trace_command.add_parser(commands)
     doctor_command.add_parser(commands)
     topology_command.add_parser(commands)
     _add_config(commands)

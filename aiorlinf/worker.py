@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -31,6 +31,7 @@ from aiorlinf.config import JobConfig
 from aiorlinf.device.registry import parse_device
 from aiorlinf.errors import AiorlinfError, ClosedError, DeclaredDead, UsageError
 from aiorlinf.link import diagnosis
+from aiorlinf.link.launched import heed_launcher
 from aiorlinf.link.link import LinkStats
 from aiorlinf.link.me import Self
 from aiorlinf.link.pending import PendingOperation
@@ -44,7 +45,7 @@ from aiorlinf.manager.mirror import News
 from aiorlinf.manager.protocol import WorkerRecord
 from aiorlinf.manager.under_torchrun import host_manager, meet_manager
 from aiorlinf.rendezvous.hosts import host_identity, host_labels, interface_host, open_listener, process_identity
-from aiorlinf.rendezvous.settings import Backend, ConfigSource, JoinSettings
+from aiorlinf.rendezvous.settings import TRACE_ENV, Backend, ConfigSource, JoinSettings
 from aiorlinf.rendezvous.tls import tls_of
 from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.home import LoopHome
@@ -77,6 +78,17 @@ class WorkerStats:
     shared_memory: ArenaStats | None
     buffer_pool: BufferPoolStats
     compression: dict[str, Any] | None
+
+    def __str__(self) -> str:
+        lines = [f"{self.address}: {len(self.links)} link{'' if len(self.links) == 1 else 's'}"]
+        lines += [f"  {line}" for link in self.links for line in str(link).splitlines()]
+        for name, part in (("shared memory", self.shared_memory), ("buffer pool", self.buffer_pool)):
+            if part is not None:
+                figures = ((field.name, getattr(part, field.name)) for field in fields(part))
+                lines.append(f"  {name}: {', '.join(f'{name} {value}' for name, value in figures)}")
+        if self.compression is not None:
+            lines.append(f"  compression: {', '.join(f'{name} {_shown(value)}' for name, value in self.compression.items())}")
+        return "\n".join(lines)
 
 
 def init(
@@ -131,6 +143,7 @@ def init(
     landing = None if device is None else parse_device(device)
     if loop not in ("auto", "thread"):
         raise UsageError(f"loop={loop!r}", hint="loop is 'auto' or 'thread'")
+    heed_launcher()
     running = asyncio._get_running_loop()
     if running is not None and loop == "auto":
         heed_interrupts(running)
@@ -267,7 +280,7 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
             raise
         self._self = me
         self._exchange.configure(registration.config.cluster.collective)
-        self._trace_into(os.environ.get("AIORLINF_TRACE"), registration.identity)
+        self._trace_into(os.environ.get(TRACE_ENV), registration.identity)
         self._ready.set_result((me, life))
 
     def _after_start(self, task: asyncio.Task[None]) -> None:
@@ -425,6 +438,18 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
 
         self._host = ChannelHost(self._exchange, publish, on_idle)
         return self._host
+
+    def workers(self, group: str | None = None) -> tuple[WorkerAddress, ...]:
+        """The workers that the job was started with, whether they are there or not, in the order of their addresses; see also `peers`.
+
+        Args:
+            group: only those of this group, such as ``"rollout"``.
+
+        Raises:
+            UsageError: anybody may join this job, so it has no such list; or before the worker has joined.
+        """
+        everybody = sorted(map(WorkerAddress, self._expected()), key=lambda address: address.sort_key)
+        return tuple(address for address in everybody if group is None or address.group == group)
 
     def _expected(self) -> frozenset[str]:
         expected = self._joined().began
@@ -606,6 +631,10 @@ def _unix_listener() -> tuple[str, socket.socket] | None:
         return name, abstract_listener(name, socket.SOCK_STREAM)
     except (OSError, AttributeError):
         return None
+
+
+def _shown(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else f"{value}"
 
 
 def _look(future: asyncio.Future[Any]) -> None:

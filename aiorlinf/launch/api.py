@@ -24,6 +24,7 @@ from aiorlinf.launch.spec import check_env, format_workers, worker_addresses
 from aiorlinf.launch.supervisor import Supervisor, WorkerCommand
 from aiorlinf.launch.target import Target, resolve_target
 from aiorlinf.manager.service import ManagerService
+from aiorlinf.rendezvous.settings import LAUNCHER_ENV
 from aiorlinf.rendezvous.tls import tls_of
 
 __all__ = [
@@ -302,6 +303,7 @@ def _environment(spec: JobSpec, worker: str, manager: str, token: str) -> dict[s
     if (tls := tls_of(spec.config.cluster.network, env)) is not None:
         env |= tls.env()
     env["AIORLINF_WORKERS"] = format_workers(spec.workers)
+    env[LAUNCHER_ENV] = str(os.getpid())
     return env
 
 

@@ -116,6 +116,21 @@ class WorkerProcess:
         """Signal all of its group; nothing happens when it is gone."""
         signal_group(self.pid, number)
 
+    def signal_alone(self, number: int) -> None:
+        """Signal the process itself, and nothing that it has started."""
+        if not self.ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def catches(self, number: int) -> bool:
+        """Whether it has a handler for this signal. False where that cannot be seen, as on other systems than Linux."""
+        try:
+            with open(f"/proc/{self.pid}/status", encoding="ascii", errors="replace") as file:
+                caught = next((line for line in file if line.startswith("SigCgt:")), "SigCgt: 0")
+        except OSError:
+            return False
+        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
     async def end_group(self, grace: float) -> bool:
         """Once the process has ended: end what it left behind. SIGTERM, `grace` seconds, SIGKILL; whether all are gone.
 

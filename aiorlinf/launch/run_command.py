@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 
 from aiorlinf.config import load_config
@@ -14,6 +15,7 @@ from aiorlinf.launch.result import LaunchResult
 from aiorlinf.launch.spec import parse_env, worker_addresses
 from aiorlinf.launch.supervisor import Supervisor
 from aiorlinf.launch.target import module_target, script_target
+from aiorlinf.rendezvous.settings import TRACE_ENV
 
 __all__ = ["add_parser", "run"]
 
@@ -23,6 +25,10 @@ aiorlinf.init(). What the workers print is printed here, each line after the wor
 
 The first worker that fails ends the job: the others get SIGTERM, and SIGKILL after the grace. The exit code is that worker's, or 128
 plus the number of the signal that killed it. Ctrl-C ends all of them; a second Ctrl-C does not wait for the grace.
+
+In a worker that has called aiorlinf.init(), the first SIGTERM raises SystemExit in the main thread, so that `finally` and `with` do their
+part, and SIGUSR1, which this command passes on, prints what it waits for; unless the script has handlers of its own. While the job runs,
+`aiorlinf top` in another terminal shows what it does.
 """
 
 _EPILOG = """\
@@ -58,6 +64,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--grace", type=float, default=DEFAULT_GRACE_S, metavar="SECONDS", help="time between SIGTERM and SIGKILL (default: %(default)g)"
     )
+    parser.add_argument("--trace", metavar="FOLDER", help="have each worker write a trace there; see: aiorlinf trace merge --help")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after this time, with exit code 124")
     parser.add_argument(
         "--ray", metavar="ADDRESS", help="start the workers in this Ray cluster: host:port, auto, or local for one of its own"
@@ -91,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         workers=worker_addresses(args.workers),
         target=target(args.script, args.args),
         config=load_config(args.config),
-        env=parse_env(args.env),
+        env={**parse_env(args.env), **({} if args.trace is None else {TRACE_ENV: os.path.abspath(args.trace)})},
         grace=grace,
         prefix=not args.no_prefix,
         timeout=check_seconds("--timeout", args.timeout, allow_none=True),
@@ -119,6 +126,10 @@ async def _with_signals(spec: JobSpec) -> LaunchResult:
         else:
             early.append(number)
 
+    def pass_on() -> None:
+        for supervisor in supervisors:
+            supervisor.pass_on(signal.SIGUSR1)
+
     def on_start(supervisor: Supervisor) -> None:
         supervisors.append(supervisor)
         for number in early:
@@ -128,6 +139,8 @@ async def _with_signals(spec: JobSpec) -> LaunchResult:
     handled = [number for number in handled if signal.getsignal(number) is not signal.SIG_IGN]  # nohup asks us not to listen
     for number in handled:
         loop.add_signal_handler(number, on_signal, number)
+    handled.append(signal.SIGUSR1)
+    loop.add_signal_handler(signal.SIGUSR1, pass_on)
     try:
         return await run_job(spec, on_start)
     finally:

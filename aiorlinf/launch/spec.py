@@ -9,13 +9,14 @@ from typing import Any
 
 from aiorlinf.address import WorkerAddress
 from aiorlinf.errors import UsageError
+from aiorlinf.rendezvous.settings import LAUNCHER_ENV
 
 __all__ = ["MAX_WORKERS", "RESERVED_ENV", "check_env", "format_workers", "parse_env", "parse_workers", "worker_addresses"]
 
 MAX_WORKERS = 1024
 """Most workers one launcher starts: a slip of the keyboard shall not become a fork bomb."""
 
-RESERVED_ENV = frozenset({"AIORLINF_ADDRESS", "AIORLINF_MANAGER", "AIORLINF_TOKEN", "AIORLINF_WORKERS"})
+RESERVED_ENV = frozenset({"AIORLINF_ADDRESS", "AIORLINF_MANAGER", "AIORLINF_TOKEN", "AIORLINF_WORKERS", LAUNCHER_ENV})
 """Variables that the launcher sets itself, differently for each job or worker."""
 
 _HINT = "write group=count pairs, such as 'rollout=2,trainer=1'"

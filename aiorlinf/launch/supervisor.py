@@ -146,6 +146,15 @@ class Supervisor:
             self._announce(why)
         self._obey(self._state.stop(why))
 
+    def pass_on(self, number: int) -> None:
+        """Give a signal to all workers that listen for it; to the others it would be the end."""
+        heard = [worker for worker in self._watchers if self._processes[worker].catches(number)]
+        deaf = [worker for worker in self._watchers if worker not in heard]
+        for worker in heard:
+            self._processes[worker].signal_alone(number)
+        text = f"aiorlinf: {signal_name(number)}: passed on to {list_names(heard)}" if heard else f"aiorlinf: {signal_name(number)}"
+        self.say(text + (f"; not to {list_names(deaf)}, which do not listen for it" if deaf else ""))
+
     def say(self, *lines: str) -> None:
         """Print lines of the launcher's own, between those of the workers."""
         self._printer.write("err", render(lines))

@@ -106,6 +106,12 @@ class Receive(StreamOrdered):
         """The caller was cancelled between delivery and taking the value."""
         self.receiver.give_back(self, value)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What an error about it says."""
+        tag = {"tag": self.key & 0xFFFFFFFF}
+        return tag if self.receiver is None else {**tag, "local": self.receiver.local, "remote": self.receiver.remote}
+
     def __str__(self) -> str:
         tag = f"tag {self.key & 0xFFFFFFFF}"
         if self.receiver is None:

@@ -80,6 +80,19 @@ class LinkStats:
     device_backend: str = ""
     device_reason: str = ""
 
+    def __str__(self) -> str:
+        who = f"{self.remote}#{self.incarnation}" if self.incarnation else self.remote
+        lines = [f"{who}: {self.state}, large payloads over {self.backend} ({self.reason})"]
+        if self.device_backend:
+            lines.append(f"  between devices over {self.device_backend} ({self.device_reason})")
+        lines.append(f"  sent {self.messages_sent} messages, {self.bytes_sent} bytes, {self.around_bytes_sent} of them around the stream")
+        lines.append(f"  received {self.messages_received} messages, {self.bytes_received} bytes")
+        rest = ("pending_sends", "unread_messages", "mismatches", "shared_bytes_lent", "shared_bytes_held")
+        shown = [f"{name} {getattr(self, name)}" for name in rest if getattr(self, name)]
+        if shown:
+            lines.append(f"  {', '.join(shown)}")
+        return "\n".join(lines)
+
 
 class PairHandler(Protocol):
     """What a link hands PAIR frames to; see `rendezvous.pairs`."""

@@ -161,6 +161,12 @@ class Outgoing(StreamOrdered):
         """The public call."""
         return "send_tensor" if self.flags & Flag.TENSOR else "send"
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What an error about it says."""
+        tag = {"tag": self.key & 0xFFFFFFFF, "bytes_done": self.position, "bytes_expected": self.total}
+        return tag if self.sender is None else {**tag, "local": self.sender.local, "remote": self.sender.remote}
+
     def __str__(self) -> str:
         return f"tag {self.key & 0xFFFFFFFF}, {self.total} bytes, {STATE_NAMES[self.state]}"
 

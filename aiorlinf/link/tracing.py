@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["LinkTrace", "Tracing"]
 
 
-_WAYS = {via: via.name.lower() for via in Via}
+_WAYS: dict[int, str] = {via: via.name.lower() for via in Via}
 
 
 class LinkTrace:

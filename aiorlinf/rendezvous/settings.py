@@ -12,7 +12,13 @@ from aiorlinf.config import JobConfig, load_config
 from aiorlinf.errors import UsageError
 from aiorlinf.rendezvous.torchrun import Torchrun, address_of_rank, torchrun_of
 
-__all__ = ["Backend", "ConfigSource", "JoinSettings"]
+__all__ = ["LAUNCHER_ENV", "TRACE_ENV", "Backend", "ConfigSource", "JoinSettings"]
+
+LAUNCHER_ENV = "AIORLINF_LAUNCHER"
+"""The process id of the launcher. What a worker starts in turn has another parent, and is not concerned."""
+
+TRACE_ENV = "AIORLINF_TRACE"
+"""A folder into which each worker writes a trace of all its life."""
 
 ConfigSource = JobConfig | Mapping[str, Any] | str | os.PathLike[str] | None
 Backend = Literal["auto", "stream", "shm", "gloo", "nccl", "cuda_ipc"]
