@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aiorlinf.address import WorkerAddress
 from aiorlinf.backends.shm.regions import ALIGNMENT
 from aiorlinf.collective.bulk import Bulk, split
+from aiorlinf.collective.devices import brought_home, landed, wanted_device
 from aiorlinf.collective.into import Target
 from aiorlinf.collective.notes import ROOT, Key, Note, Step
 from aiorlinf.collective.operation import Operation
@@ -28,6 +29,7 @@ from aiorlinf.wire.tree import rebuild
 
 if TYPE_CHECKING:
     from aiorlinf.collective.circle import Circle
+    from aiorlinf.link.staging import Departure
     from aiorlinf.wire.flat import Flat
 
 __all__ = ["BroadcastMember", "BroadcastRoot"]
@@ -43,6 +45,7 @@ class BroadcastRoot(Operation):
         message: the object, taken apart.
         partial: it holds only what has changed.
         noted: what `Changes` is to remember once all have it.
+        departure: those of its leaves that are on accelerators, None if there are none.
     """
 
     name = "broadcast"
@@ -50,13 +53,21 @@ class BroadcastRoot(Operation):
     coordinates = True
 
     def __init__(
-        self, circle: Circle, timeout: float | None, value: Any, message: bytes | Flat | None, partial: bool = False, noted: Any = None
+        self,
+        circle: Circle,
+        timeout: float | None,
+        value: Any,
+        message: bytes | Flat | None,
+        partial: bool = False,
+        noted: Any = None,
+        departure: Departure | None = None,
     ) -> None:
         super().__init__(circle, timeout)
         self._value = value
         self._message = message
         self._partial = partial
         self._noted = noted
+        self._departure = departure
         self._missing = set(circle.others)
 
     def peers(self) -> Iterable[WorkerAddress]:
@@ -108,8 +119,10 @@ class BroadcastRoot(Operation):
     async def _pack(self, flat: Flat, total: int, shared: bool) -> Bulk:
         exchange = self.circle.exchange
         versions = flat.versions()
+        departure, self._departure = self._departure, None
+        leaves = flat.leaves if departure is None else (await brought_home(exchange.home, departure)).leaves
         bulk = await Bulk.make(exchange.table, total, shared=shared)
-        await bulk.pack(exchange.home, flat.leaves)
+        await bulk.pack(exchange.home, leaves)
         if flat.versions() != versions:
             raise UsageError("a tensor was written to while it was being broadcast", hint="wait for the broadcast before you go on")
         return bulk
@@ -125,6 +138,7 @@ class BroadcastMember(Operation):
         super().__init__(circle, timeout)
         self._root = root
         self._into = into
+        self._device = wanted_device(circle.exchange)
         self._has = False
 
     def peers(self) -> Iterable[WorkerAddress]:
@@ -241,6 +255,8 @@ class BroadcastMember(Operation):
     async def _rebuild(self, manifest: Manifest, array: Any) -> Any:
         exchange = self.circle.exchange
         leaves = split(array, [spec.nbytes for spec in manifest.specs])
+        if manifest.on_devices and self._into is None:
+            leaves = await landed(exchange.home, manifest, leaves, self._device)
 
         def build() -> Any:
             return rebuild(manifest, leaves, allow_pickle=exchange.config.allow_pickle)

@@ -10,9 +10,9 @@ from aiorlinf.collective.broadcast import BroadcastMember, BroadcastRoot
 from aiorlinf.collective.gather import AllToAll, GatherMember, GatherRoot, Part
 from aiorlinf.collective.into import Target
 from aiorlinf.errors import UnsupportedObject, UsageError
+from aiorlinf.link.staging import Departure
 from aiorlinf.wire.flat import Flat
 from aiorlinf.wire.inline import encode_inline
-from aiorlinf.wire.leaves import Device
 from aiorlinf.wire.manifest import encode_manifest
 from aiorlinf.work.base import AsyncWork
 
@@ -71,7 +71,8 @@ class CollectiveCalls:
         """The root's object at every member, as `recv` would give it. The root gets its own object back, when all others have theirs.
 
         It enters each rack and each host once (labels, see the README); a large one goes along a chain of the hosts, in pieces, and inside
-        a host all look at the same shared memory until they write to it. It is never compressed.
+        a host all look at the same shared memory until they write to it. It is never compressed. Tensors on an accelerator go through host
+        memory, and come to the member's device (as with `recv`; `init(device=...)`).
 
         Args:
             obj: at the root any object whose tensors are contiguous; ignored elsewhere. Do not write to it until the work is done.
@@ -104,6 +105,7 @@ class CollectiveCalls:
         noted = None
         message: bytes | Flat | None = None
         error: UsageError | None = None
+        departure: Departure | None = None
         what = obj
         try:
             if changed_only:
@@ -112,10 +114,11 @@ class CollectiveCalls:
                 noted = circle.changes.note(obj)
                 what = circle.changes.since(obj)
             message = _message(exchange, what)
+            departure = _departure(message)
         except UsageError as failure:
             error = failure
         partial = changed_only and error is None and len(what) < len(obj)
-        operation = BroadcastRoot(circle, timeout, obj, message, partial, noted)
+        operation = BroadcastRoot(circle, timeout, obj, message, partial, noted, departure)
         return _start(circle, operation, async_op, error)
 
     @overload
@@ -255,7 +258,7 @@ def _parts(exchange: Exchange, objects: Mapping[WorkerAddress, Any]) -> tuple[di
     try:
         for member, obj in objects.items():
             message = _message(exchange, obj)
-            parts[member] = Part(obj, message if isinstance(message, bytes) else None)
+            parts[member] = Part(obj, message if isinstance(message, bytes) else None, _departure(message))
     except UsageError as error:
         return {}, error
     return parts, None
@@ -272,9 +275,6 @@ def _message(exchange: Exchange, obj: Any) -> bytes | Flat:
             hint=f"cluster.collective.max_message_bytes is {config.max_message_bytes}",
         )
     if not isinstance(message, bytes):
-        for index, leaf in enumerate(message.leaves):
-            if leaf.spec.device is not Device.CPU:
-                raise UnsupportedObject(f"tensor {index} of the object is on {leaf.spec.device.name.lower()}", hint="send tensor.cpu()")
         described = len(encode_manifest(message))
         if described > config.max_manifest_bytes:
             raise UsageError(
@@ -282,6 +282,17 @@ def _message(exchange: Exchange, obj: Any) -> bytes | Flat:
                 hint=f"put bulk data into tensors or arrays; cluster.collective.max_manifest_bytes is {config.max_manifest_bytes}",
             )
     return message
+
+
+def _departure(message: bytes | Flat) -> Departure | None:
+    """What of it is on accelerators, and how far the caller's streams have come there. Raises UsageError if that cannot be used."""
+    if isinstance(message, bytes):
+        return None
+    try:
+        return Departure.of(message)
+    except RuntimeError as error:  # of the device
+        reason = str(error).strip().partition("\n")[0]
+        raise UnsupportedObject(f"a device of the object's tensors cannot be used: {reason}") from error
 
 
 def _look(work: AsyncWork[Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiorlinf.address import WorkerAddress
+from aiorlinf.collective.devices import follow, wanted_device
 from aiorlinf.collective.notes import ALL, ROOT, Cause, Note, Step
 from aiorlinf.collective.operation import Operation
 from aiorlinf.collective.spread import give_up
@@ -15,6 +16,7 @@ from aiorlinf.wire.inline import decode_inline
 
 if TYPE_CHECKING:
     from aiorlinf.collective.circle import Circle
+    from aiorlinf.link.staging import Departure
     from aiorlinf.work.base import AsyncWork
 
 __all__ = ["AllToAll", "GatherMember", "GatherRoot", "Part"]
@@ -26,10 +28,12 @@ class Part(NamedTuple):
     Attributes:
         obj: it itself.
         message: the same, encoded, if it is small.
+        departure: how far the caller's streams had come, if some of its tensors are on accelerators.
     """
 
     obj: Any
     message: bytes | None
+    departure: Departure | None
 
 
 class _Exchange(Operation):
@@ -60,6 +64,7 @@ class _Exchange(Operation):
         self._errors: dict[WorkerAddress, AiorlinfError] = {}
         self._sends: list[tuple[int, AsyncWork[None]]] = []
         self._receiving: dict[WorkerAddress, tuple[int, AsyncWork[Any]]] = {}
+        self._device = wanted_device(circle.exchange)
 
     def waits_for(self) -> Iterable[WorkerAddress]:
         return [member for member in self.circle.others if member in self._missing]
@@ -94,6 +99,7 @@ class _Exchange(Operation):
                 continue
             slot = self.circle.take_slot()
             self.tell(target, Step.PART, {"slot": slot})
+            follow(part.departure)
             work = self.circle.exchange.send(target, self.circle.context, part.obj, slot, None)
             self._sends.append((slot, work))
             work.add_done_callback(_look)
@@ -112,7 +118,7 @@ class _Exchange(Operation):
                 self._receive_small(sender, note)
 
     def _receive_large(self, sender: WorkerAddress, slot: int) -> None:
-        work = self.circle.exchange.recv(sender, self.circle.context, slot, None)
+        work = self.circle.exchange.recv_to(sender, self.circle.context, slot, None, self._device)
         self._receiving[sender] = (slot, work)
         self.spawn(self._await_large(sender, work), f"{self.name} from {sender}")
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aiorlinf.collective.devices import filled
 from aiorlinf.errors import Mismatch, UsageError
 from aiorlinf.link.memory import byte_tensor, copy_bytes
+from aiorlinf.link.staging import Ready, ready_now
 
 if TYPE_CHECKING:
     from aiorlinf.work.home import LoopHome
@@ -17,6 +19,8 @@ __all__ = ["Target"]
 
 _COPY_INLINE_BYTES = 1 << 20
 _ONLY = ""
+
+_Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Target:
@@ -37,9 +41,16 @@ class Target:
             raise UsageError(
                 f"into= is a {type(into).__name__}", hint="give a module, a dict of tensors by name, a tensor or a list of them"
             )
+        self._ready: dict[str, Ready] = {}  # of tensors on accelerators: what is to be over before they are written to
         for name, tensor in self._tensors.items():
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
+            if not isinstance(tensor, torch.Tensor) or tensor.is_cpu:
+                continue
+            if tensor.device.type == "meta":
                 raise UsageError(f"into: {name!r} is on device 'meta' and has no memory")
+            if not tensor.is_contiguous():
+                hint = "receive into a contiguous tensor and copy from it"
+                raise UsageError(f"into: {name!r} is on {tensor.device} and not contiguous", hint=hint)
+            self._ready[name] = ready_now(tensor)
 
     async def fill(self, home: LoopHome, value: Any, partial: bool) -> Any:
         """Copy the tensors of `value` over. Large ones in a private thread. Gives `into` itself.
@@ -50,14 +61,19 @@ class Target:
         Raises:
             Mismatch: names or shapes differ; nothing was written.
         """
-        pairs = self._pairs(value, partial)
+        pairs, abroad = self._pairs(value, partial)
         if sum(source.nbytes for _, source in pairs) <= _COPY_INLINE_BYTES:
             _copy(pairs)
         else:
             await home.submit(_copy, pairs)
+        if abroad:
+            await filled(home, [(target, _as_bytes(source, target.dtype), ready) for target, source, ready in abroad])
+            for target, _, _ in abroad:
+                _written(target)
         return self._into
 
-    def _pairs(self, value: Any, partial: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _pairs(self, value: Any, partial: bool) -> tuple[list[_Pair], list[tuple[torch.Tensor, torch.Tensor, Ready]]]:
+        """Which tensor is copied into which: those in host memory, and those on accelerators."""
         found = _named(value)
         ours = self._tensors
         assert ours is not None
@@ -67,7 +83,8 @@ class Target:
         missing = [] if partial else [name for name in ours if name not in found]
         if unknown or missing:
             raise Mismatch(_listed(unknown, "also") or "less", _listed(missing, "also") or "less")
-        pairs = []
+        pairs: list[_Pair] = []
+        abroad: list[tuple[torch.Tensor, torch.Tensor, Ready]] = []
         for name, source in found.items():
             target = ours[name]
             if not isinstance(source, torch.Tensor) or not isinstance(target, torch.Tensor):
@@ -76,8 +93,11 @@ class Target:
                 continue
             if source.shape != target.shape:
                 raise Mismatch(f"{name} of shape {list(source.shape)}", f"{name} of shape {list(target.shape)}")
-            pairs.append((target, source))
-        return pairs
+            if target.is_cpu:
+                pairs.append((target, source))
+            elif source.numel():
+                abroad.append((target, source, self._ready[name]))
+        return pairs, abroad
 
 
 def _named(value: Any) -> dict[str, Any] | None:
@@ -92,14 +112,24 @@ def _named(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def _copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def _as_bytes(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """In host memory."""
+    with torch.no_grad():
+        return byte_tensor(source if source.dtype is dtype else source.to(dtype))
+
+
+def _written(target: torch.Tensor) -> None:
+    """Autograd, and whoever asks what has changed, must see that the tensor was written to."""
+    if not target.is_inference():
+        torch.autograd.graph.increment_version(target)
+
+
+def _copy(pairs: list[_Pair]) -> None:
     with torch.no_grad():
         for target, source in pairs:
-            if target.dtype is source.dtype and target.is_cpu and target.is_contiguous():
+            if target.dtype is source.dtype and target.is_contiguous():
                 copy_bytes(byte_tensor(target), byte_tensor(source))
-                if not target.is_inference():
-                    # Autograd, and whoever asks what has changed, must see that the tensor was written to.
-                    torch.autograd.graph.increment_version(target)
+                _written(target)
             else:
                 target.copy_(source)
 
