@@ -1,4 +1,4 @@
-"""The command line: ``aiorlinf run``, ``manager``, ``top``, ``trace``, ``doctor``, ``config`` and ``completion``."""
+"""The command line: ``aiorlinf run``, ``manager``, ``top``, ``trace``, ``metrics``, ``doctor``, ``config`` and ``completion``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from aiorlinf.errors import AiorlinfError, ConfigError, UsageError
 from aiorlinf.launch import manager_command, run_command, topology_command
 from aiorlinf.observe import trace_command
 from aiorlinf.observe.doctor import command as doctor_command
+from aiorlinf.observe.metrics import command as metrics_command
 from aiorlinf.observe.top import command as top_command
 
 __all__ = ["build_parser", "main"]
@@ -79,6 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     manager_command.add_parser(commands)
     top_command.add_parser(commands)
     trace_command.add_parser(commands)
+    metrics_command.add_parser(commands)
     doctor_command.add_parser(commands)
     topology_command.add_parser(commands)
     _add_config(commands)

@@ -92,7 +92,7 @@ def _install(lock: TextIO, *, afresh: bool) -> int:
         "--disable-pip-version-check",
         "--no-input",
     ]
-    command += ["--constraint", str(CONSTRAINTS), "--editable", f"{ROOT}[test,examples]"]
+    command += ["--constraint", str(CONSTRAINTS), "--editable", f"{ROOT}[test,examples,observe]"]
     # pip holds the lock too: should we be killed, nobody starts a second one beside it.
     return subprocess.run(command, check=False, pass_fds=(lock.fileno(),)).returncode
 

@@ -168,7 +168,7 @@ def test_the_versions_that_ci_installs_meet_what_the_package_asks_for() -> None:
             pinned[name.lower().replace("_", "-")] = version
     project = PYPROJECT["project"]
     extras = project["optional-dependencies"]
-    for text in project["dependencies"] + extras["test"] + extras["examples"]:
+    for text in project["dependencies"] + extras["test"] + extras["examples"] + extras["observe"]:
         requirement = requirements.Requirement(text)
         assert requirement.specifier.contains(pinned[requirement.name.lower()]), text
 
