@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import math
 import os
 import platform
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
-
-import yaml
+from collections.abc import Callable, Sequence
 
 from aiorlinf.completion import SHELLS, completion_script
-from aiorlinf.config import config_to_dict, load_config, option_docs
 from aiorlinf.errors import AiorlinfError, ConfigError, UsageError
 from aiorlinf.launch import manager_command, run_command, topology_command
-from aiorlinf.observe import trace_command
+from aiorlinf.observe import config_command, trace_command
 from aiorlinf.observe.doctor import command as doctor_command
 from aiorlinf.observe.metrics import command as metrics_command
 from aiorlinf.observe.top import command as top_command
@@ -36,7 +31,7 @@ examples:
   aiorlinf doctor                                       check this machine; with --listen and --peer, two of them
   aiorlinf topology                                     where the workers of the job are, and what a broadcast would do
   aiorlinf config check job.yaml                        say what is wrong with a configuration
-  aiorlinf config show                                  print every key with its meaning and default
+  aiorlinf config show job.yaml                         print every key with its meaning, its value, and where that comes from
   eval "$(aiorlinf completion bash)"                    let the shell complete this command; also zsh and fish
 
 exit codes: 0 all went well, 1 an error, 2 wrong usage or configuration, 130 Ctrl-C; 'run' gives the failed worker's.
@@ -83,20 +78,9 @@ def build_parser() -> argparse.ArgumentParser:
     metrics_command.add_parser(commands)
     doctor_command.add_parser(commands)
     topology_command.add_parser(commands)
-    _add_config(commands)
+    config_command.add_parser(commands)
     _add_completion(commands)
     return parser
-
-
-def _add_config(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    config = commands.add_parser("config", help="check or show a job's configuration", allow_abbrev=False)
-    actions = config.add_subparsers(metavar="action", required=True, title="actions")
-    check = actions.add_parser("check", help="say what is wrong with a configuration file, or that it is good", allow_abbrev=False)
-    check.add_argument("file", help="a YAML file")
-    check.set_defaults(run=_check_config)
-    show = actions.add_parser("show", help="print every key with its meaning and value, as YAML", allow_abbrev=False)
-    show.add_argument("file", nargs="?", help="a YAML file; without one, the defaults are shown")
-    show.set_defaults(run=_show_config)
 
 
 def _add_completion(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -114,30 +98,6 @@ def _add_completion(commands: argparse._SubParsersAction[argparse.ArgumentParser
 def _print_completion(args: argparse.Namespace) -> int:
     print(completion_script(build_parser(), args.shell), end="")
     return 0
-
-
-def _check_config(args: argparse.Namespace) -> int:
-    load_config(args.file)
-    print(f"{args.file}: good")
-    return 0
-
-
-def _show_config(args: argparse.Namespace) -> int:
-    docs = {path: doc for path, doc, _ in option_docs()}
-    print("\n".join(_yaml_lines(config_to_dict(load_config(args.file)), docs, "")))
-    return 0
-
-
-def _yaml_lines(section: Mapping[str, Any], docs: Mapping[str, str], path: str) -> Iterator[str]:
-    indent = "  " * path.count(".")
-    for key, value in section.items():
-        if isinstance(value, Mapping):
-            yield f"{indent}{key}:"
-            yield from _yaml_lines(value, docs, f"{path}{key}.")
-        else:
-            yield f"{indent}# {docs[path + key]}"
-            shown = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf)
-            yield f"{indent}{key}: {shown.removesuffix('...' + chr(10)).strip()}"
 
 
 def _version(package: str) -> str:

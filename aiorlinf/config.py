@@ -43,6 +43,7 @@ __all__ = [
     "load_config",
     "option",
     "option_docs",
+    "read_config_file",
     "required",
     "variant",
 ]
@@ -355,7 +356,7 @@ def load_config(source: JobConfig | Mapping[str, Any] | str | os.PathLike[str] |
     if isinstance(source, Mapping):
         return _section(JobConfig, source, "")
     if isinstance(source, (str, os.PathLike)):
-        return _load_file(Path(source))
+        return read_config_file(source)[0]
     raise ConfigError("", f"a configuration is a mapping, a YAML file's path or a JobConfig, not {_describe(source)}")
 
 
@@ -409,7 +410,9 @@ class _StrictLoader(yaml.SafeLoader):
     """YAML that refuses a key given twice in one mapping (plain YAML keeps the last one silently)."""
 
 
-def _load_file(path: Path) -> JobConfig:
+def read_config_file(file: str | os.PathLike[str]) -> tuple[JobConfig, dict[str, int]]:
+    """As `load_config` of a file, and the line of each key in it, by its full path (``cluster.topology.labels[0]`` in lists)."""
+    path = Path(file)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -423,7 +426,7 @@ def _load_file(path: Path) -> JobConfig:
             data = None if node is None else loader.construct_document(node)
         finally:
             loader.dispose()
-        return _section(JobConfig, data, "")
+        return _section(JobConfig, data, ""), lines
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError("", f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     except ConfigError as error:
