@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiorlinf.link.parcel import Parcel, decode_parcel
 from aiorlinf.wire.inline import decode_inline
-from aiorlinf.wire.tree import rebuild
+from aiorlinf.wire.tree import assemble
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-
+    from aiorlinf.link.lending import Stores
     from aiorlinf.wire.manifest import Manifest
 
 __all__ = ["Arrival", "Leaves"]
@@ -22,7 +19,7 @@ class Leaves(NamedTuple):
     """A large item in memory of the channel worker, or of who put it."""
 
     manifest: Manifest
-    memory: Sequence[torch.Tensor]
+    memory: Stores
 
 
 class Arrival:
@@ -69,7 +66,7 @@ class Arrival:
         found: list[Any] = []
         for part in self.parts:
             if isinstance(part, Leaves):
-                found.append(rebuild(part.manifest, part.memory, allow_pickle=allow_pickle))
+                found.append(assemble(part.manifest, part.memory, allow_pickle=allow_pickle))
             elif isinstance(part, Parcel):
                 found.append(decode_parcel(part, allow_pickle=allow_pickle))
             elif isinstance(part, BaseException):

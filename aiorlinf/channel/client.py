@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from aiorlinf.address import WorkerAddress
     from aiorlinf.channel.calls import PutCall
     from aiorlinf.collective.exchange import Exchange
+    from aiorlinf.link.lending import Stores
     from aiorlinf.link.link import Link
     from aiorlinf.link.pending import PendingOperation
-    from aiorlinf.link.shared_in import Views
     from aiorlinf.wire.manifest import Manifest
 
 __all__ = ["Conversation", "PutSide"]
@@ -310,7 +310,7 @@ class Conversation:
             return
         index = arrival.expect(None if large else payload, last=not bits & _MORE)
         if bits & _PLACED:
-            take_leaves(self.link, payload, lambda manifest, views: self._placed(arrival, index, manifest, views), private=arrival.lease)
+            take_leaves(self.link, payload, lambda manifest, stores: self._placed(arrival, index, manifest, stores), private=arrival.lease)
         elif large:
             arrival.messages.append(index)
             self._receive(arrival, index, slot)
@@ -321,13 +321,13 @@ class Conversation:
         work = self.exchange.recv_parcel(self.host, GETS, slot)
         watch(work, lambda work: self._part(arrival, index, work))
 
-    def _placed(self, arrival: Arrival, index: int, manifest: Manifest, views: Views | None) -> None:
+    def _placed(self, arrival: Arrival, index: int, manifest: Manifest, stores: Stores | None) -> None:
         if self.cause is not None:
             return
-        if views is None:
+        if stores is None:
             self.write(entry(Op.AGAIN, 0, arrival.number, extra=index))
             return
-        arrival.part(index, Leaves(manifest, views))
+        arrival.part(index, Leaves(manifest, stores))
         if arrival.complete:
             self._complete(arrival)
 

@@ -22,7 +22,7 @@ DONE       lease `number` is over, its items are dealt with
 BACK       lease `number` is over, its items go back
 ASK        a question, what the payload names
 REPORT     this port's consumer has `extra` bytes free (NOWAIT: it does not know)
-CLOSE      this port closes; SHUTDOWN, IMMEDIATE: the stream ends for all
+CLOSE      this port closes; SHUTDOWN, IMMEDIATE: the stream ends for all; NOWAIT: it is not wanted after all, perhaps before it is open
 ---------  -----------------------------------------------------------------------------------------------------------------
 from the channel worker
 ---------  -----------------------------------------------------------------------------------------------------------------

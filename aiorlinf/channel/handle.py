@@ -29,6 +29,7 @@ class Handle:
         self._labels = labels
         self._free_memory: int | None = None
         self._closed = False
+        self._came = False  # the producer is there because of this handle
 
     def _closed_error(self, operation: str) -> ChannelClosed:
         return ChannelClosed(f"this handle of channel {self.queue.name!r} was closed", operation=operation)
@@ -43,7 +44,9 @@ class Handle:
         if producer is None or producer.state != "open":
             if self._closed:
                 raise self._closed_error("put")
-            producer = self.producer = self.queue.roster.join(self.producer_name)
+            roster = self.queue.roster
+            self._came = self.producer_name not in roster.open
+            producer = self.producer = roster.join(self.producer_name)
         return producer
 
     def consuming(self, now: float) -> Consumer:
@@ -80,6 +83,14 @@ class Handle:
             self.queue.leave_producer(self.producer, now)
         elif self.consumer is not None:
             self.queue.leave_consumer(self.consumer, now, self._closed_error("get"))
+
+    def give_up(self, now: float) -> None:
+        """It was not used, and never will be: as if it had not been made. So it counts for no producer that had nothing to put."""
+        self._closed = True
+        if self.producer is not None and self._came:
+            self.queue.withdraw_producer(self.producer, now)
+        if self.consumer is not None and self.consumer.row >= 0:
+            self.queue.leave_consumer(self.consumer, now)
 
     def gone(self, now: float, cause: str | None) -> None:
         """Its worker is gone: lost for this cause, or (None) it has closed."""

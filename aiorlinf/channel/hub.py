@@ -10,6 +10,7 @@ from aiorlinf.channel.channel import Channel
 from aiorlinf.channel.client import Conversation
 from aiorlinf.channel.remote import RemotePort
 from aiorlinf.channel.settings import ChannelSettings
+from aiorlinf.channel.watching import watch
 from aiorlinf.errors import UsageError
 from aiorlinf.work.base import AsyncWork
 
@@ -93,10 +94,13 @@ class ChannelHub:
         count = self._handles[settings.name] = self._handles.get(settings.name, 0) + 1
         own = str(self._exchange.local) if count == 1 else f"{self._exchange.local}/{count}"
         port = RemotePort(conversation, settings)
-        work: AsyncWork[Any] = AsyncWork(self._exchange.home, "connect_channel", abort=lambda _: None)
-        port.open(work, {**role.told(own), "create": create})
+        home = self._exchange.home
         channel = Channel(port)
-        return work.then(lambda _: channel)
+        work: AsyncWork[Any] = AsyncWork(home, "connect_channel", abort=lambda _: port.give_up(), give_back=lambda _: port.give_up())
+        answer: AsyncWork[Any] = AsyncWork(home, "connect_channel")
+        watch(answer, lambda answer: _pass_on(answer, work, channel))
+        port.open(answer, {**role.told(own), "create": create})
+        return work
 
     def _ended(self, conversation: Conversation) -> None:
         if self._conversations.get(conversation.host) is conversation:
@@ -106,3 +110,11 @@ class ChannelHub:
         """The worker is closing, perhaps because of a failure: then its channels count it as lost, not as done."""
         for conversation in list(self._conversations.values()):
             conversation.close(failure)
+
+
+def _pass_on(answer: AsyncWork[Any], work: AsyncWork[Any], channel: Channel) -> None:
+    error = answer.exception()
+    if error is not None:
+        work._fail(error)
+    else:
+        work._finish(channel)

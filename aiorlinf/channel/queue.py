@@ -464,6 +464,11 @@ class ChannelQueue:
         self.roster.leave(producer, cause)
         self._check_end(now)
 
+    def withdraw_producer(self, producer: Producer, now: float) -> None:
+        """A producer that has put nothing has not come after all."""
+        self.roster.withdraw(producer)
+        self._check_end(now)
+
     def shutdown(self, by: str, now: float, *, immediate: bool = False) -> None:
         """End the stream for all. Puts that wait fail; items can still be taken, unless it is `immediate`."""
         self.roster.shutdown(by)

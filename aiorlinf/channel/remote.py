@@ -389,6 +389,12 @@ class RemotePort:
         bits = (Bits.SHUTDOWN if shutdown else 0) | (Bits.IMMEDIATE if immediate else 0)
         self._conversation.ask(work, Op.CLOSE, self.number, bits)
 
+    def give_up(self) -> None:
+        """Nobody has got this handle, nor will: it counts for nothing."""
+        if not self._closed and self._conversation.cause is None:
+            self._closed = True
+            self._conversation.write(entry(Op.CLOSE, self.number, 0, Bits.NOWAIT))
+
     def open(self, work: AsyncWork[Any], who: dict[str, Any]) -> None:
         """Tell the channel worker of this handle; the work is done when it knows."""
         payload = orjson.dumps({"settings": self.settings.to_dict(), **who})

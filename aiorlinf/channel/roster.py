@@ -26,6 +26,7 @@ class Roster:
         self.expected = expected
         self.open: dict[str, Producer] = {}
         self.gone: dict[str, Producer] = {}  # closed and lost ones
+        self._before: dict[str, Producer] = {}  # of those that have come again: what they were in between
         self.shut: str | None = None  # who ended the stream by `shutdown`
         self._last: Producer | None = None  # the last to go
 
@@ -43,13 +44,23 @@ class Roster:
             producer = self.open[name] = Producer(name)
             if before is not None:
                 producer.puts, producer.weight = before.puts, before.weight
+                self._before[name] = before
         return producer
+
+    def withdraw(self, producer: Producer) -> None:
+        """One that has put nothing since it came has not come after all."""
+        if self.open.get(producer.name) is producer:
+            del self.open[producer.name]
+            before = self._before.pop(producer.name, None)
+            if before is not None:
+                self.gone[producer.name] = before
 
     def leave(self, producer: Producer, cause: str | None = None) -> None:
         """One has closed, or is lost for this cause."""
         if self.open.get(producer.name) is not producer:
             return
         del self.open[producer.name]
+        self._before.pop(producer.name, None)
         producer.state = "closed" if cause is None else "lost"
         producer.cause = cause or ""
         self.gone[producer.name] = producer

@@ -67,6 +67,7 @@ class Session:
         self.peer = peer
         self.number = number
         self.ports: dict[int, HostPort] = {}
+        self._opening: set[int] = set()
         self.ended = False
         self.exchange = host.exchange
         self.link: Link | None = host.exchange.table.peek(peer)
@@ -171,6 +172,8 @@ class Session:
             self.handout.again(number, each.extra)
         elif op == Op.OPEN:
             self._open(each)
+        elif op == Op.CLOSE and each.bits & Bits.NOWAIT:
+            self._give_up(each.port, port, now)
         elif port is None:
             return False
         elif op == Op.RETRACT:
@@ -194,11 +197,17 @@ class Session:
         except (orjson.JSONDecodeError, KeyError, TypeError):
             raise WireError("a handle is opened without saying for what") from None
         opening = self._host.channel(settings, create=bool(told.get("create")))
+        self._opening.add(each.port)
         task = self._host.home.hold(opening, f"open {settings.name}")
         task.add_done_callback(lambda task: self._opened(each, told, task))
 
     def _opened(self, each: Entry, told: dict[str, Any], task: asyncio.Task[Hosted]) -> None:
+        given_up = each.port not in self._opening
+        self._opening.discard(each.port)
         if task.cancelled() or self.ended:
+            return
+        if given_up:
+            task.exception()  # that is nobody's concern any more
             return
         try:
             hosted = task.result()
@@ -214,6 +223,13 @@ class Session:
         self.ports[each.port] = HostPort(self, each.port, hosted, handle)
         self._answer(each, {})
         self.work_off()
+
+    def _give_up(self, number: int, port: HostPort | None, now: float) -> None:
+        """Who wanted this handle did not wait for it."""
+        self._opening.discard(number)
+        if port is not None:
+            del self.ports[number]
+            port.handle.give_up(now)
 
     def _ask(self, each: Entry, port: HostPort) -> None:
         hosted = port.hosted

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from aiorlinf.channel import opening
 from aiorlinf.channel.hub import ChannelHub, Role
 from aiorlinf.channel.settings import ChannelSettings, PolicySource, check_name
-from aiorlinf.work.base import AsyncWork
+from aiorlinf.work.base import DONE, AsyncWork
 from aiorlinf.work.steps import AsyncFuncWork
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from aiorlinf.work.home import LoopHome
 
 __all__ = ["ChannelCalls"]
-
-R = TypeVar("R")
 
 
 class ChannelCalls:
@@ -129,8 +128,24 @@ class ChannelCalls:
 
         return self._begin_work(connect)
 
-    def _begin_work(self, fn: Callable[[], Coroutine[Any, Any, R]]) -> AsyncWork[R]:
+    def _begin_work(self, fn: Callable[[], Coroutine[Any, Any, Channel]]) -> AsyncWork[Channel]:
+        """A handle that nobody gets, because the work was cancelled or its time was over meanwhile, is given up."""
         self._exchange.check(0)
-        work: AsyncFuncWork[R] = AsyncFuncWork(self.home, fn, (), {})
+
+        @functools.wraps(fn)
+        async def open_it() -> Channel:
+            channel = await fn()
+            task = asyncio.current_task()
+            assert task is not None
+            task.add_done_callback(lambda _: _give_up(channel) if work.done() and work._state != DONE else None)  # after the work's own
+            return channel
+
+        work: AsyncFuncWork[Channel] = AsyncFuncWork(self.home, open_it, (), {})
+        work._give_back = _give_up
         self.home.call(work._start_alone)
         return work
+
+
+def _give_up(channel: Channel) -> None:
+    port: Any = channel._port  # of a channel worker
+    port.give_up()

@@ -11,8 +11,8 @@ or the memory file has not come yet.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from aiorlinf.errors import WireError
 from aiorlinf.link.link import LinkState
@@ -26,10 +26,13 @@ if TYPE_CHECKING:
     from aiorlinf.link.shared_in import Views
     from aiorlinf.wire.flat import Flat
 
-__all__ = ["INLINE_BYTES", "pass_on", "put_down", "refuse", "take_leaves", "take_parcel"]
+__all__ = ["INLINE_BYTES", "Stores", "pass_on", "put_down", "refuse", "take_leaves", "take_parcel"]
 
 INLINE_BYTES = 2 << 20
 """Of payloads up to this size, which are copied on the loop: a thread costs more than that."""
+
+Stores = Sequence[Any]
+"""NumPy arrays over the leaves of a message."""
 
 _HEAD = struct.Struct("<I")
 _ANY_SIZE = Limits(max_manifest_bytes=2**32 - 1, max_message_bytes=2**64 - 1)
@@ -102,8 +105,9 @@ def take_parcel(link: Link | None, told: bytes) -> Parcel | None:
     return None if held is None else Parcel.of_held(head, manifest, held)
 
 
-def take_leaves(link: Link | None, told: bytes, then: Callable[[Manifest, Views | None], None], *, private: bool = False) -> None:
-    """What a peer tells of: its description and its leaves, or None. Calls back now if the memory file is here.
+def take_leaves(link: Link | None, told: bytes, then: Callable[[Manifest, Stores | None], None], *, private: bool = False) -> None:
+    """What a peer tells of: its description and the memory of its leaves, as `wire.tree.assemble` takes it; or None. Calls back now if the
+    memory file is here.
 
     Args:
         private: see `pass_on`.
@@ -114,10 +118,19 @@ def take_leaves(link: Link | None, told: bytes, then: Callable[[Manifest, Views 
     head, place = _split(told)
     manifest = _manifest_of(head)
     shared = None if link is None else link.receiver.shared
+    sizes = [spec.nbytes for spec in manifest.specs]
     if shared is None:
         then(manifest, None)
-    else:
-        shared.place([spec.nbytes for spec in manifest.specs], place, lambda views: then(manifest, views), private=private)
+        return
+    stores = None if private else shared.stores(sizes, place)
+    if stores is not None:
+        then(manifest, stores)
+        return
+
+    def placed(views: Views | None) -> None:
+        then(manifest, None if views is None else [view.numpy() for view in views])
+
+    shared.place(sizes, place, placed, private=private)
 
 
 def refuse(link: Link | None, told: bytes) -> None:

@@ -49,23 +49,27 @@ class Hold:
 
 
 class Part:
-    """Part of a peer's memory that is held, and at which nobody here looks unless he asks for an array over it."""
+    """Part of a peer's memory that is held, and at which nobody here looks unless he asks for an array over it.
 
-    __slots__ = ("__weakref__", "_gone", "_hold", "_segment")
+    Attributes:
+        hold: ends with this object.
+    """
+
+    __slots__ = ("__weakref__", "_gone", "_segment", "hold")
 
     def __init__(self, segment: Segment, hold: Hold, gone: Callable[[Hold], None]) -> None:
         self._segment = segment
-        self._hold = hold
+        self.hold = hold
         self._gone = gone
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """For NumPy, whose arrays then refer to this object."""
-        hold = self._hold
+        hold = self.hold
         return {"version": 3, "shape": (hold.size,), "typestr": "|u1", "data": (self._segment.address + hold.place[1], False)}
 
     def __del__(self) -> None:
-        self._gone(self._hold)
+        self._gone(self.hold)
 
 
 class Loan:

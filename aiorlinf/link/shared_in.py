@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from aiorlinf.backends.shm.descriptors import DescriptorReader
@@ -62,8 +63,8 @@ class _Releases:
         if self._send is None:
             return
         try:
-            self._home.call_soon(self._given_back, hold)
-        except AiorlinfError:  # the loop is gone, or we are a fork: nobody is left to tell
+            self._home.call(self._given_back, hold)
+        except (AiorlinfError, RuntimeError):  # the loop is gone, or we are a fork: nobody is left to tell
             pass
 
     def _given_back(self, hold: Hold) -> None:
@@ -339,21 +340,46 @@ class SharedIn:
             WireError: as `place`.
         """
         packed, owned = decode_places(body, sizes)
-        placing = _Placing(sizes, packed, owned, False, lambda _: None)
         segments = self._segments
-        for number, _ in placing.places():
-            if number not in segments or segments[number].fd < 0:
+        for number, _ in owned.values() if packed is None else (packed, *owned.values()):
+            segment = segments.get(number)
+            if segment is None or segment.fd < 0:
                 return None
-        placing.check(segments)
         whole = packed_size([size for index, size in enumerate(sizes) if index not in owned])
+        if packed is not None:
+            self._check_inside(packed, whole)
+        for index, place in owned.items():
+            self._check_inside(place, sizes[index])
         loans = {index: self._loan(place, sizes[index]) for index, place in owned.items()}
         return Held(None if packed is None else self._loan(packed, whole), loans)
 
     def _loan(self, place: Place, size: int) -> Loan:
-        segment = self._segments[place[0]]
-        hold = Hold(place, size)
+        part = self._part(place, size)
+        return Loan(self._segments[place[0]], part, part.hold)
+
+    def _part(self, place: Place, size: int) -> Part:
         self._releases.held_bytes += size
-        return Loan(segment, Part(segment, hold, self._releases.root_gone), hold)
+        return Part(self._segments[place[0]], Hold(place, size), self._releases.root_gone)
+
+    def _check_inside(self, place: Place, size: int) -> None:
+        number, offset = place
+        if offset + size > self._segments[number].size:
+            raise WireError(f"a region outside its segment: {offset} to {offset + size} of {self._segments[number].size}")
+
+    def stores(self, sizes: Sequence[int], body: memoryview) -> list[Any] | None:
+        """As `place`, at once: NumPy arrays over the leaves, uint8. None: the memory file is not here, or this is not the simple case of
+        leaves that lie in one region; nothing is held then.
+
+        Raises:
+            WireError: as `place`.
+        """
+        packed, owned = decode_places(body, sizes)
+        if packed is None or owned or packed[0] not in self._segments:
+            return None
+        *starts, whole = offsets(sizes)
+        self._check_inside(packed, whole)
+        root: Any = np.asarray(self._part(packed, whole))
+        return [root[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
     def refuse(self, body: memoryview, sizes: Sequence[int]) -> None:
         """A message that nobody wants: give its regions back at once. Raises WireError as `place`."""
