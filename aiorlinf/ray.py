@@ -15,6 +15,9 @@ with aiorlinf.ray.start() as job:
 
 from __future__ import annotations
 
-from aiorlinf.launch.ray import ActorMaker, Job, WorkerActor, comm, launch, launch_async, start, work_of, worker
+from aiorlinf.launch.ray.actors import ActorMaker, WorkerActor, comm
+from aiorlinf.launch.ray.job import Job, start, worker
+from aiorlinf.launch.ray.refs import work_of
+from aiorlinf.launch.ray.running import launch, launch_async
 
 __all__ = ["ActorMaker", "Job", "WorkerActor", "comm", "launch", "launch_async", "start", "work_of", "worker"]

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-import torch.distributed
 
 from aiorlinf.errors import RendezvousError, UsageError
 from aiorlinf.rendezvous.hosts import is_loopback
@@ -84,6 +83,8 @@ class Board:
     """
 
     def __init__(self, job: Torchrun, timeout: float) -> None:
+        import torch.distributed  # heavy, and the command line needs the rest of this file
+
         self._key = f"aiorlinf/{job.run_id}/{job.restarts}/manager"
         try:
             limit = datetime.timedelta(seconds=max(1.0, timeout))
