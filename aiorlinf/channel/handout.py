@@ -131,6 +131,7 @@ class Handout:
             delivery = given.pop(each, None)
             if delivery is not None:
                 _queue_of(delivery).taken(delivery, now)
+                _let_go(delivery)
 
     def come_back(self, number: int, payload: bytes, now: float) -> None:
         """What this get was given goes back."""
@@ -185,7 +186,11 @@ class Handout:
     def done(self, number: int, now: float) -> None:
         """This lease is over, its items are dealt with."""
         delivery = self._given.pop(number, None)
-        if delivery is not None and not _queue_of(delivery).taken(delivery, now):
+        if delivery is None:
+            return
+        if _queue_of(delivery).taken(delivery, now):
+            _let_go(delivery)
+        else:
             log.warning("%s was done with an item after the time of its lease: it has gone to another consumer", self._session.peer)
 
     def back(self, number: int, now: float) -> None:
@@ -291,13 +296,23 @@ class Handout:
         for delivery in given.values():
             parcels = [item.payload for item in delivery.items if isinstance(item.payload, Parcel)]
             certain = delivery in unsent or _is_whole(delivery)
-            if certain and delivery.open and not delivery.get.lease and not any(parcel.closed for parcel in parcels):
+            if delivery.get.lease:
+                continue
+            if certain and delivery.open and not any(parcel.closed for parcel in parcels):
                 _queue_of(delivery).returned(delivery, now)
+            else:
+                _let_go(delivery)
 
 
 def _queue_of(delivery: Delivery) -> ChannelQueue:
     queue: ChannelQueue = delivery.get.owner.hosted.queue
     return queue
+
+
+def _let_go(delivery: Delivery) -> None:
+    """The items are gone; the delivery may be remembered for as long as the consumer works on it."""
+    for item in delivery.items:
+        item.payload = None
 
 
 def _lane_of(delivery: Delivery) -> tuple[str, bytes]:

@@ -1,0 +1,213 @@
+"""Large items that stay in shared memory: one copy in all, and what happens when a memory file is not there or somebody looks at it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+import aiorlinf
+from aiorlinf.errors import ChannelClosed
+from aiorlinf.link.shared_in import SharedIn
+from tests.channel.places import Place, place
+
+__all__: list[str] = []
+
+pytestmark = pytest.mark.asyncio
+
+SIZE = 1 << 16  # float32: 256 KiB
+
+
+def tensor(number: int) -> torch.Tensor:
+    return torch.full((SIZE,), float(number))
+
+
+async def warm(put: aiorlinf.Channel, get: aiorlinf.Channel) -> None:
+    """The memory files are there, and everybody has them."""
+    for _ in range(3):
+        await put.put(tensor(-1))
+        await get.get()
+    gc.collect()
+
+
+def copies_of_host(here: Place) -> int:
+    assert here.host is not None
+    stats = here.host.exchange.table.memory.arena.stats()  # type: ignore[union-attr]  # there is one
+    return stats.hits + stats.misses
+
+
+async def given_back(worker: aiorlinf.Worker) -> None:
+    """Nobody holds memory of this worker any more."""
+    memory = worker._table.memory
+    assert memory is not None
+    while memory.arena.stats().used_bytes:
+        gc.collect()
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("how", ["get", "batch", "lease", "prefetch", "cancelled"])
+async def test_the_channel_worker_copies_nothing(how: str) -> None:
+    async with place("hosted") as here:
+        put, get = await here.handle(), await here.handle()
+        await warm(put, get)
+        before = copies_of_host(here)
+        for number in range(4):
+            await put.put([tensor(number), "small"])
+        got: list[Any] = []
+        if how == "get":
+            got = [await get.get() for _ in range(4)]
+        elif how == "batch":
+            got = await get.get_batch(4)
+        elif how == "prefetch":
+            async with get.prefetch(3) as ahead:
+                got = [await anext(ahead) for _ in range(4)]
+        elif how == "cancelled":
+            work = get.get()
+            while not work.done():
+                await asyncio.sleep(0)
+            work.cancel()
+            got = [await get.get() for _ in range(4)]
+        else:
+            for _ in range(4):
+                async with get.lease() as item:
+                    got.append([item[0].clone(), item[1]])
+                    item[0].zero_()
+                del item
+        assert [float(each[0].sum()) / SIZE for each in got] == [0.0, 1.0, 2.0, 3.0]
+        got[0][0].add_(1)  # it is ours
+        assert how == "cancelled" or copies_of_host(here) == before
+        got.clear()
+        await given_back(here.workers[0])
+
+
+async def test_a_memory_file_that_the_channel_worker_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with place("hosted", maxsize=3) as here:
+        put, get = await here.handle(), await here.handle()
+        await warm(put, get)
+        hold = SharedIn.hold
+        dice = iter([False, True, False, True, True, False])
+        monkeypatch.setattr(SharedIn, "hold", lambda self, *args: hold(self, *args) if next(dice, True) else None)
+        works = [put.put(tensor(number)) for number in range(6)]
+        assert [float((await get.get())[0]) for _ in range(6)] == [float(number) for number in range(6)]
+        for work in works:
+            await work
+        await given_back(here.workers[0])
+
+
+@pytest.mark.parametrize("how", ["get", "batch", "lease"])
+async def test_a_memory_file_that_a_consumer_has_not(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with place("hosted") as here:
+        put, get = await here.handle(), await here.handle()
+        await warm(put, get)
+        for number in range(4):
+            await put.put(tensor(number))
+
+        def lost(self: SharedIn, sizes: Any, body: memoryview, then: Any, **options: Any) -> None:
+            self.refuse(body, sizes)
+            then(None)
+
+        monkeypatch.setattr(SharedIn, "stores", lambda self, *args: None)
+        monkeypatch.setattr(SharedIn, "place", lost)
+        got: list[float] = []
+        if how == "batch":
+            got = [float(each[0]) for each in await get.get_batch(4)]
+        while len(got) < 4:
+            if how == "lease":
+                async with get.lease() as item:
+                    got.append(float(item[0]))
+            else:
+                got.append(float((await get.get())[0]))
+        assert got == [0.0, 1.0, 2.0, 3.0]
+        monkeypatch.undo()
+        await put.close()
+        with pytest.raises(ChannelClosed):
+            await get.get()
+        await given_back(here.workers[0])
+
+
+async def test_a_cancelled_get_whose_file_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with place("hosted") as here:
+        put, get = await here.handle(), await here.handle()
+        await warm(put, get)
+        work = get.get()
+
+        def lost(self: SharedIn, sizes: Any, body: memoryview, then: Any, **options: Any) -> None:
+            self.refuse(body, sizes)
+            then(None)
+            work.cancel()
+
+        monkeypatch.setattr(SharedIn, "stores", lambda self, *args: None)
+        monkeypatch.setattr(SharedIn, "place", lost)
+        await put.put(tensor(5))
+        while not work.done():
+            await asyncio.sleep(0)
+        monkeypatch.undo()
+        assert float((await get.get())[0]) == 5.0
+        assert await get.empty()
+        await given_back(here.workers[0])
+
+
+async def test_what_one_still_looks_at_is_copied_for_the_next() -> None:
+    async with place("hosted") as here:
+        put, one, two = await here.handle(), await here.handle(), await here.handle()
+        await warm(put, one)
+        await warm(put, two)
+        await put.put(tensor(1))
+        lease = one.lease(seconds=0.02)
+        item = await lease.__aenter__()
+        again = await two.get(timeout=10)
+        again.fill_(7)
+        item[:10].fill_(3)
+        assert (float(item[0]), float(item[-1]), float(again[0])) == (3.0, 1.0, 7.0)
+        await lease.__aexit__(None, None, None)
+        del item, again
+        await given_back(here.workers[0])
+
+
+async def test_batches_of_a_loop_end_with_the_stream() -> None:
+    for kind in ("local", "hosted"):
+        async with place(kind) as here:
+            put, get = await here.handle(), await here.handle()
+            for number in range(10):
+                await put.put(number)
+            await put.close()
+            assert [batch async for batch in get.batches(4, ahead=2)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+            with pytest.raises(aiorlinf.errors.UsageError):
+                get.batches(4, ahead=0)
+
+
+async def test_a_prefetch_that_is_left_gives_back_in_order() -> None:
+    async with place("hosted") as here:
+        put, get, other = await here.handle(), await here.handle(), await here.handle()
+        for number in range(12):
+            await put.put(tensor(number) if number % 3 == 0 else number)
+        async with get.prefetch(6) as ahead:
+            assert [float(torch.as_tensor(await anext(ahead)).reshape(-1)[0]) for _ in range(2)] == [0.0, 1.0]
+            while not ahead._stream.ready:  # type: ignore[union-attr]  # there is one
+                await asyncio.sleep(0)
+        await put.close()
+        rest = [item async for item in other]
+        assert [float(torch.as_tensor(item).reshape(-1)[0]) for item in rest] == [float(number) for number in range(2, 12)]
+
+
+async def test_a_waiting_prefetch_can_be_cancelled_and_go_on() -> None:
+    async with place("hosted") as here:
+        put, get = await here.handle(), await here.handle()
+        async with get.prefetch(3) as ahead:
+            for number in range(3):
+                waiting = asyncio.ensure_future(anext(ahead))
+                await asyncio.sleep(0)
+                waiting.cancel()
+                await asyncio.wait([waiting])
+                await put.put(number)
+                assert await anext(ahead) == number
+            with pytest.raises(aiorlinf.errors.DeadlineExceeded):
+                async with asyncio.timeout(5):
+                    work = get.get(timeout=0.01)
+                    await work
+            await put.close()
+            with pytest.raises(StopAsyncIteration):
+                await anext(ahead)
