@@ -261,3 +261,12 @@ def test_membership_measures_jobs_of_several_sizes() -> None:
     assert [len(row) for row in rows] == [8, 8]
     assert all(float(cell.split()[0].replace(",", "")) > 0 for row in rows for cell in row[2:6])
     assert "Cost with 40 workers to that with 20: join " in done.stdout
+
+
+def test_what_a_trace_costs_is_measured() -> None:
+    done = bench("trace", "--messages", "40", "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith(("| one way ", "| round trips "))]
+    assert [len(row) for row in rows] == [8, 8]
+    assert all(float(cell.replace(",", "")) > 0 for row in rows for cell in row[2:6])
+    assert "Not recorded, a message has 3 tests of an attribute: " in done.stdout

@@ -13,6 +13,7 @@ from aiorlinf.trace.events import (
     LEFT,
     MATCHED,
     OPENED,
+    PASSED,
     SENT,
     SENT_SMALL,
     STARTED,
@@ -88,12 +89,13 @@ class LinkTrace:
     def passed(self, message: int, size: int, key: int, receive: Receive) -> None:
         """A small message goes to a receive that waits: `came` and `taken` in one."""
         now = monotonic()
-        self._record((CAME, self._number, message, now, size, key, receive.order))
-        self._record((TAKEN, receive.order, now, _born(receive.work), "recv"))
+        work = receive.work
+        self._record((PASSED, self._number, message, now, size, key, receive.order, now if work is None else work._born))
 
     def matched(self, receive: Receive, message: Incoming) -> None:
         """It goes to this receive, when it is whole."""
-        self._record((MATCHED, message.order, monotonic(), _born(receive.work), receive.operation))
+        now = monotonic()
+        self._record((MATCHED, message.order, now, _born(receive.work, now), receive.operation))
 
     def coming(self, message: Incoming, via: int) -> None:
         """Its payload begins to come."""
@@ -108,12 +110,13 @@ class LinkTrace:
 
     def taken(self, receive: Receive) -> None:
         """The receive has its value; to be told before its work is."""
-        self._record((TAKEN, receive.order, monotonic(), _born(receive.work), receive.operation))
+        now = monotonic()
+        self._record((TAKEN, receive.order, now, _born(receive.work, now), receive.operation))
 
 
-def _born(work: Any) -> float:
+def _born(work: Any, now: float) -> float:
     """Those that found their message waiting remember no time of their own."""
-    return monotonic() if work is None or not work._born else work._born
+    return now if work is None or not work._born else work._born
 
 
 class Tracing(Protocol):

@@ -117,6 +117,11 @@ class Recorded:
             link, message, time, size, key, order = rest
             self._saw(time)
             self._in[order] = _In(link, message, time, size, key)
+        elif kind == kinds.PASSED:
+            link, message, time, size, key, order, called = rest
+            self._saw(called)
+            self._saw(time)
+            self._in[order] = _In(link, message, time, size, key, time, called, "recv", taken=time)
         elif kind in (kinds.BEGUN, kinds.STARTED, kinds.LEFT, kinds.SENT):
             out = self._out.get((rest[0], rest[1]))
             if out is not None:  # else it was opened before the recording began

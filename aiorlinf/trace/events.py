@@ -13,6 +13,7 @@ STARTED        link, number, time, way: the payload begins to travel; in shared 
 LEFT           link, number, time: all of it has left our memory
 SENT           link, number, time, whether it is well: the work is done
 CAME           link, number, time, bytes, stream, order: all of a small message, or the description of a larger one
+PASSED         link, number, time, bytes, stream, order, time of the call: CAME and TAKEN in one, as a receive waited for it
 MATCHED        order, time, time of the call of the receive, operation
 COMING         order, time, way: the payload begins to come
 THERE          order, time: all of it is here
@@ -38,6 +39,7 @@ __all__ = [
            "LINK",
            "MATCHED",
            "OPENED",
+    "PASSED",
            "SENT",
            "SENT_SMALL",
            "STARTED",
@@ -67,4 +69,5 @@ Event = tuple[Any, ...]
     STEP,
     STEP_OVER,
     CALL,
-) = range(16)
+    PASSED,
+) = range(17)

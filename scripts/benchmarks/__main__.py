@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from scripts.benchmarks import choice, choice_plot, collectives, membership, plot, ray_actors, rollout, table
+from scripts.benchmarks import choice, choice_plot, collectives, membership, plot, ray_actors, rollout, table, tracing
 from scripts.benchmarks.channel import CHANNEL
 from scripts.benchmarks.compression import COMPRESSION
 from scripts.benchmarks.driver import run_rounds
@@ -26,7 +26,8 @@ from scripts.benchmarks.results import Results
 __all__ = ["main"]
 
 SUITES: Final = {suite.name: suite for suite in (P2P, HOST, COMPRESSION, CHANNEL)}
-OTHERS: Final[dict[str, Any]] = {"membership": membership, "collectives": collectives, "ray": ray_actors, "rollout": rollout}
+OTHERS: Final[dict[str, Any]] = {"membership": membership, "collectives": collectives, "ray": ray_actors, "rollout": rollout,
+                               "trace": tracing}  # fmt: skip
 """Modules with a SUMMARY and a `main` of their own."""
 
 
