@@ -9,8 +9,10 @@ cost, in seconds per byte:
   it; the best of the last few. So what a prediction leaves out (threads, other work on either machine) is in it. One measurement alone
   counts half, with the prediction. What it shows of one codec is expected of the others.
 
-The cheapest is taken; another one has to be clearly cheaper than the one in use. A prediction is optimistic, so what might be better is
-tried, and then known. The world changes: measurements expire, samples are taken again now and then (and if the data has changed,
+The cheapest is taken; another one has to be clearly cheaper than the one in use. What was used twice is known; what was not is tried even
+if it should be a little dearer, for two messages can lose but little and all later ones may gain. The very first message finds cold
+caches and a connection that is still gathering speed: sending as it is gets another chance if that could be all that spoke against it.
+The world changes: measurements expire, samples are taken again now and then (and if the data has changed,
 measurements of the kind are forgotten), and from time to time, when that costs little, a message goes as it is to see whether the link
 has become quicker, which compressed messages cannot show as long as the codec is what they wait for.
 """
@@ -55,6 +57,14 @@ _PROBE_SHARE = 0.02
 _FIRST_PROBE_SHARE = 0.1
 """Of the time since the last probe, or since the beginning; so much may the next one cost."""
 
+_SURE = 2
+"""Measurements after which something is known."""
+_HOPE = (0.8, 0.9)
+"""What may come out of a first and of a second try, as a share of what is expected."""
+_COLD_S = 0.05
+_COLD_SHARE = 0.8
+"""So much of a link's very first message, but not more than this share of it, may be due to its being the first."""
+
 _PIPELINED_BYTES = 2 * 1024 * 1024
 """Smaller messages are compressed, sent and decompressed one after the other."""
 
@@ -82,6 +92,7 @@ class _Kind:
     sampled_at: tuple[float, int] = (0.0, 0)  # when, at which message
     messages: int = 0
     choice: str | None = None
+    settled: str | None = None  # the last choice among what is known
     why: str = "nothing is known yet"
 
     def observe(self, label: str, cost: float, now: float) -> None:
@@ -123,6 +134,11 @@ class Chooser:
         self._probed_at: float | None = None
         self._probing = False
 
+    def patience(self, nbytes: int = _LARGE_BYTES) -> float:
+        """Seconds of one core per byte at which a codec can no more pay."""
+        rate = self.rate(nbytes)
+        return math.inf if rate is None else 2 * self._threads / rate
+
     def rate(self, nbytes: int = _LARGE_BYTES) -> float | None:
         """Bytes per second that the link carries of messages of this size; None: not known."""
         known = max(max(self._rates, default=0.0), self._seen_rate) or None
@@ -160,11 +176,16 @@ class Chooser:
             return kind.choice
         factor = self._factor(kind, nbytes, rate, now)
         able = [label for label, found in kind.measured.items() if found.ratio >= _WORTH_A_TRY]
-        costs = {label: self._cost(kind, label, nbytes, rate, factor, now) for label in (RAW, *able)}
-        best = min(costs, key=costs.__getitem__)
-        present = kind.choice
-        if present in costs and costs[best] > costs[present] * _CLEARLY:
-            best = present
+        tries = {label: len(kind.costs(label, now)) for label in (RAW, *able)}
+        costs = {label: self._cost(kind, label, nbytes, rate, factor, now) for label in tries}
+        hopes = {label: cost * (_HOPE[tries[label]] if tries[label] < _SURE else 1.0) for label, cost in costs.items()}
+        if len(self._rates) == 1 and tries[RAW] == 1:
+            hopes[RAW] = max(costs[RAW] - _COLD_S / nbytes, costs[RAW] * (1 - _COLD_SHARE))
+        best = min(hopes, key=hopes.__getitem__)
+        if tries[best] >= _SURE:
+            if kind.settled in costs and costs[best] > costs[kind.settled] * _CLEARLY:
+                best = kind.settled
+            kind.settled = best
         kind.choice = best
         others = sorted((cost, label) for label, cost in costs.items() if label != best)
         kind.why = f"{_per_gb(costs[best])}, against " + ", ".join(f"{label} {_per_gb(cost)}" for cost, label in others)
@@ -223,6 +244,7 @@ class Chooser:
         before, kind.measured = kind.measured, measured
         if before is not None and any(_differ(found.ratio, before[label].ratio) for label, found in measured.items() if label in before):
             kind.observed.clear()
+            kind.settled = None
 
     def sent(self, key: Hashable, label: str, nbytes: int, stored: int, begin: float, now: float) -> None:
         """A message has arrived.

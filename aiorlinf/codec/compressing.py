@@ -17,6 +17,7 @@ from aiorlinf.codec.base import Codec, Context
 from aiorlinf.codec.contexts import ContextSource
 from aiorlinf.codec.header import LEAF_HEADER, MAX_CHUNK, MIN_CHUNK, RECORD_HEADER, LeafHeader, pack_record
 from aiorlinf.codec.memory import BufferLease, BufferSource, byte_view
+from aiorlinf.codec.pace import Pace
 from aiorlinf.codec.reasons import RawReason
 from aiorlinf.codec.sampling import SAMPLE, SAMPLED_FROM, looks_random
 from aiorlinf.codec.stats import CompressionStats
@@ -151,6 +152,7 @@ class LeafCompressor:
     Args:
         src: the leaf's bytes, contiguous; read until all pieces are released.
         chunk_bytes: bytes of one chunk, from `MIN_CHUNK` to `MAX_CHUNK`.
+        pace: says how many times larger they may be, and is told how long each took.
         whole: commit only when all of it is compressed, so that the first piece tells the size of everything.
 
     Attributes:
@@ -169,6 +171,7 @@ class LeafCompressor:
         *,
         chunk_bytes: int,
         whole: bool = False,
+        pace: Pace | None = None,
     ) -> None:
         if not MIN_CHUNK <= chunk_bytes <= MAX_CHUNK:
             raise ValueError(f"chunks of {chunk_bytes} bytes; from {MIN_CHUNK} to {MAX_CHUNK} are possible")
@@ -180,10 +183,10 @@ class LeafCompressor:
         self._buffers = buffers
         self._stats = stats
         self._whole = whole
+        self._pace = pace
         nbytes = self._src.nbytes
-        self._header = LeafHeader(codec.number, nbytes, None, min(chunk_bytes, nbytes))
-        self._chunks = self._header.chunks if nbytes else 0
-        self._overhead = LEAF_HEADER + RECORD_HEADER * self._chunks
+        self._usual = min(chunk_bytes, nbytes)
+        self._cut(codec.number, self._usual if pace is None else min(pace.chunk(chunk_bytes, nbytes), MAX_CHUNK, nbytes))
         self._looks = nbytes >= SAMPLED_FROM and chunk_bytes >= SAMPLE
         self._looker = codec.looker()
         self._next = 0
@@ -195,6 +198,12 @@ class LeafCompressor:
             self._give_up(RawReason.NOT_SMALLER)
         elif nbytes > codec.max_input:
             self._give_up(RawReason.TOO_LARGE)
+
+    def _cut(self, codec: int, chunk: int) -> None:
+        nbytes = self._src.nbytes
+        self._header = LeafHeader(codec, nbytes, None, chunk)
+        self._chunks = self._header.chunks if nbytes else 0
+        self._overhead = LEAF_HEADER + RECORD_HEADER * self._chunks
 
     @property
     def nbytes(self) -> int:
@@ -267,6 +276,9 @@ class LeafCompressor:
         if context is None:
             return None, None, RawReason.NO_CONTEXT
         lease = self._buffers.acquire(self._header.chunk)  # for the last chunk too: buffers of one size fit each other
+        if lease is None and not self._next and self._header.chunk > self._usual:
+            self._cut(self._header.codec, self._usual)
+            lease = self._buffers.acquire(self._usual)
         if lease is None:
             self._contexts.release(context)
             return None, None, RawReason.NO_BUFFER
@@ -279,6 +291,8 @@ class LeafCompressor:
         if context is not None:
             self._contexts.release(context)
         self._stats.worked(job._seconds)
+        if self._pace is not None and job._seconds:
+            self._pace.note(job.nbytes, job._seconds)
         if not job.ran:
             self._aborted = True  # it was not run because everything ends
         if job.stored is None:

@@ -127,6 +127,11 @@ class Decompressor:
         return self._stage is _Stage.END
 
     @property
+    def plain(self) -> bool:
+        """It comes as it is: from here on its bytes belong into the final memory, one after the other, and need not pass through here."""
+        return self._stage is _Stage.WHOLE
+
+    @property
     def done(self) -> bool:
         """All bytes are in, and all of the final memory is written."""
         return self.received and self.header is not None and self._finished == self.header.chunks

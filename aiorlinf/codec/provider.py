@@ -11,6 +11,7 @@ from aiorlinf.codec.contexts import ContextPool, ContextSource
 from aiorlinf.codec.decompressing import Decompressor
 from aiorlinf.codec.header import MAX_CHUNK
 from aiorlinf.codec.memory import BufferSource, Memory
+from aiorlinf.codec.pace import Pace
 from aiorlinf.codec.reasons import RawReason
 from aiorlinf.codec.registry import AUTO, codecs_by_number, make_codecs
 from aiorlinf.codec.stats import CompressionStats
@@ -28,11 +29,12 @@ _SMALLEST_CHUNK = 64 * 1024
 
 
 class CodecUse(NamedTuple):
-    """A codec with its parameters, what to call it, and the contexts for sending with it."""
+    """A codec with its parameters, what to call it, and the contexts for sending with it. `pace`: of what was sent with it."""
 
     label: str
     codec: Codec[Any]
     contexts: ContextPool
+    pace: Pace
 
 
 class CompressionProvider:
@@ -41,7 +43,7 @@ class CompressionProvider:
     Args:
         config: the job's; its codec's library has been probed (`registry.probe`).
         buffers: for compressed bytes on their way out and in.
-        chunk_bytes: bytes of one chunk, held to 64 KiB to 64 MiB.
+        chunk_bytes: bytes of one chunk, held to 64 KiB to 64 MiB. Large tensors get larger ones where the codec is quick (`Pace`).
 
     Attributes:
         enabled: whether anything is compressed.
@@ -75,7 +77,7 @@ class CompressionProvider:
             ValueError: compression is off.
         """
         if not self._uses:
-            self._uses = [CodecUse(label, codec, self._pool(codec)) for label, codec in make_codecs(self._config)]
+            self._uses = [CodecUse(label, codec, self._pool(codec), Pace()) for label, codec in make_codecs(self._config)]
         return self._uses
 
     @property
@@ -176,7 +178,7 @@ class CompressionProvider:
 
     def leaf_compressor(self, src: memoryview, use: CodecUse, contexts: ContextSource, stats: CompressionStats) -> LeafCompressor:
         """As `compressor`, of bytes in CPU memory, with a codec of one's choice and contexts from elsewhere."""
-        return LeafCompressor(src, use.codec, contexts, self._buffers, stats, chunk_bytes=self.chunk_bytes)
+        return LeafCompressor(src, use.codec, contexts, self._buffers, stats, chunk_bytes=self.chunk_bytes, pace=use.pace)
 
     # ---- receiving
 

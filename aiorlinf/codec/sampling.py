@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aiorlinf.codec.base import Context
 
-__all__ = ["SAMPLE", "SAMPLED_FROM", "looks_random"]
+__all__ = ["SAMPLE", "SAMPLED_FROM", "all_random", "looks_random"]
 
 _PLACES = 4
 SAMPLE = 16 * 1024
@@ -25,3 +27,17 @@ def looks_random(context: Context, src: memoryview, scratch: memoryview) -> bool
     gap = (src.nbytes - SAMPLE) // (_PLACES - 1)
     room = scratch[: SAMPLE - 1]
     return all(context.compress_into(src[place * gap : place * gap + SAMPLE], room) is None for place in range(_PLACES))
+
+
+_FEW = 4
+
+
+def all_random(context: Context, leaves: Sequence[memoryview]) -> bool:
+    """Whether these are a few large leaves that all look random: some hundred microseconds with a quick codec, and less where one does not.
+
+    False if it cannot be said so quickly. Raises what the codec raises.
+    """
+    if not 0 < len(leaves) <= _FEW or any(leaf.nbytes < SAMPLED_FROM for leaf in leaves):
+        return False
+    scratch = memoryview(bytearray(SAMPLE))
+    return all(looks_random(context, leaf, scratch) for leaf in leaves)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from aiorlinf.codec.base import Context
 
 __all__ = ["PIECE_BYTES", "Measured", "first_look", "take_pieces", "try_codecs"]
 
-PIECE_BYTES = 64 * 1024
+PIECE_BYTES = 256 * 1024
+"""Of quick codecs, calls with much less would show what a call costs instead."""
 _PIECES = 4
+_SHORT_S = 0.001
+"""What takes less is done twice, and the better time counts: something else may have had the processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,33 +75,53 @@ def first_look(context: Context, leaves: Sequence[memoryview]) -> str:
     return next((grade for limit, grade in _GRADES if ratio < limit), _BEST_GRADE)
 
 
-def try_codecs(contexts: Mapping[str, Context], pieces: Sequence[bytes]) -> dict[str, Measured]:
-    """Put these pieces through each codec. Any thread; one that fails is left out."""
+def try_codecs(contexts: Mapping[str, Context], pieces: Sequence[bytes], patience: float = math.inf) -> dict[str, Measured]:
+    """Put these pieces through each codec. Any thread; one that fails is left out.
+
+    Args:
+        patience: seconds per byte at which compressing takes too long in any case; such a codec sees one piece only.
+    """
     found = {}
     for label, context in contexts.items():
         try:
-            found[label] = _try(context, pieces)
+            found[label] = _try(context, pieces, patience)
         except Exception:  # such as no memory for its state: then it is nothing to choose
             continue
     return found
 
 
-def _try(context: Context, pieces: Sequence[bytes]) -> Measured:
-    before = after = 0
-    compress = decompress = 0.0
-    # The first piece is put through twice, for the first time has to make the codec's state.
-    for index, piece in enumerate((pieces[0], *pieces)):
-        size = len(piece)
-        packed, back = memoryview(bytearray(size)), memoryview(bytearray(size))
+def _try(context: Context, pieces: Sequence[bytes], patience: float) -> Measured:
+    # The first time has to make the codec's state, so it counts only where that makes no difference.
+    first = _there_and_back(context, pieces[0])
+    slow = first.compress > 2 * patience * first.before
+    trips = [first] if slow else [_there_and_back(context, piece) for piece in pieces]
+    before, after = sum(trip.before for trip in trips), sum(trip.after for trip in trips)
+    compress, decompress = sum(trip.compress for trip in trips), sum(trip.decompress for trip in trips)
+    return Measured(before / max(after, 1), before / max(compress, 1e-9), before / max(decompress, 1e-9))
+
+
+class _Trip(NamedTuple):
+    """Bytes, and seconds of one core."""
+
+    before: int
+    after: int
+    compress: float
+    decompress: float
+
+
+def _there_and_back(context: Context, piece: bytes) -> _Trip:
+    size = len(piece)
+    packed, back = memoryview(bytearray(size)), memoryview(bytearray(size))
+    stored: int | None = None
+    compress = decompress = math.inf
+    for _ in range(2):
         start = time.thread_time()
         stored = context.compress_into(piece, packed[: size - 1]) if size > 1 else None
         middle = time.thread_time()
         if stored is not None:
             context.decompress_into(packed[:stored], back)
         end = time.thread_time()
-        if index:
-            before += size
-            after += size if stored is None else stored
-            compress += middle - start
-            decompress += end - middle
-    return Measured(before / max(after, 1), before / max(compress, 1e-9), before / max(decompress, 1e-9))
+        compress, decompress = min(compress, middle - start), min(decompress, end - middle)
+        if end - start > _SHORT_S:
+            break
+    return _Trip(size, size if stored is None else stored, compress, decompress)

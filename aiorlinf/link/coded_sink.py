@@ -165,9 +165,9 @@ class CodedSink(Sink):
             return
         if record is not None:
             self.done += record.original
+        if decompressor.plain:
+            self._decompressor, self._place = None, decompressor.want()
         elif decompressor.received:
-            self.done += decompressor.nbytes  # it came as it is
-        if decompressor.received:
             self._begin_leaf()
         if record is not None:
             self._pending += 1

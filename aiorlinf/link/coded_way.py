@@ -6,6 +6,7 @@ sockets the stream is no slower than Gloo, and what is compressed is small. Whil
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Protocol
 
 from aiorlinf.codec.compressing import LeafCompressor
@@ -13,12 +14,13 @@ from aiorlinf.codec.contexts import ContextSource
 from aiorlinf.codec.header import pack_tried
 from aiorlinf.codec.payload import PayloadCompressor
 from aiorlinf.codec.reasons import RawReason
+from aiorlinf.codec.sampling import all_random
 from aiorlinf.link.outgoing import Outgoing
 from aiorlinf.wire.frames import Flag, Start, Via
 
 if TYPE_CHECKING:
     from aiorlinf.codec.encoder import Encoder
-    from aiorlinf.codec.provider import CompressionProvider
+    from aiorlinf.codec.provider import CodecUse, CompressionProvider
     from aiorlinf.codec.stats import CompressionStats
     from aiorlinf.link.pump import Pump
     from aiorlinf.link.selecting import Selector
@@ -82,10 +84,12 @@ class CodedWay:
         assert out.tried
         provider, stats = self._provider, self._stats
         use = self._selector.select(out)
-        if use is None:
+        against = RawReason.SLOWER if use is None else RawReason.RANDOM if self._looks_random(out, use) else None
+        if use is None or against is not None:
+            # From here on it is a message like any other: nothing of this way costs it anything.
             for leaf, tried in zip(out.flat.leaves, out.tried, strict=True):
                 if tried:
-                    stats.stayed_raw(RawReason.SLOWER, leaf.nbytes)
+                    stats.stayed_raw(against or RawReason.SLOWER, leaf.nbytes)
             self._selector.begun(out, None)
             self._host.begin_stream(out)
             return
@@ -106,6 +110,22 @@ class CodedWay:
         self._host.announce(out, Start(Via.CODED, place=pack_tried(out.tried)))
         pump.begin_source(out, payload)
         self._encoder.add(payload, use.contexts, use.codec.at_once)
+
+    def _looks_random(self, out: Outgoing, use: CodecUse) -> bool:
+        """All that is to be tried will hardly get smaller, as far as a quick look tells."""
+        assert out.flat is not None
+        assert out.tried is not None
+        looker = use.codec.looker()
+        if looker is None:
+            return False
+        leaves = [leaf.raw for leaf, tried in zip(out.flat.leaves, out.tried, strict=True) if tried and leaf.raw is not None]
+        start = time.perf_counter()
+        try:
+            return all_random(looker, leaves)
+        except Exception:  # whoever compresses it says so and counts it
+            return False
+        finally:
+            self._stats.worked(time.perf_counter() - start)
 
     def begin_at_once(self, out: Outgoing) -> bool:
         return False

@@ -54,7 +54,7 @@ class Coding:
         if self.provider.chooses and against is None:
             if self._trials is None:
                 self._trials = Trials(self._home, self.provider.uses)
-            selector = quickest = Quickest(self._home, uses, self._trials)
+            selector = quickest = Quickest(uses, self._trials)
             share.choices = quickest.describe
         way = CodedWay(link.sender, self.provider, self.encoder, share.stats, selector, against)
         if shared:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -53,8 +54,8 @@ class Trials:
         self._uses = uses
         self._busy = False
 
-    def run(self, leaves: Sequence[memoryview], labels: Sequence[str], then: Any) -> None:
-        """Call `then` on the home thread with what was measured, or with None if that is not possible now."""
+    def run(self, leaves: Sequence[memoryview], labels: Sequence[str], patience: float, then: Any) -> None:
+        """Call `then` on the home thread with what was measured, or with None if that is not possible now. `patience`: see `try_codecs`."""
         if self._busy:
             then(None)
             return
@@ -66,17 +67,17 @@ class Trials:
             then(None if work.exception() is not None else work.result())
 
         try:
-            self._home.submit(self._try, labels, pieces).add_done_callback(over)
+            self._home.submit(self._try, labels, pieces, patience).add_done_callback(over)
         except AiorlinfError:  # the worker is closing
             self._busy = False
             then(None)
 
-    def _try(self, labels: Sequence[str], pieces: Sequence[bytes]) -> dict[str, Measured]:
+    def _try(self, labels: Sequence[str], pieces: Sequence[bytes], patience: float) -> dict[str, Measured]:
         """In a thread, with contexts of its own: those of the worker are for messages."""
         for use in self._uses:
             if use.label not in self._contexts:
                 self._contexts[use.label] = use.codec.context()
-        return try_codecs({label: self._contexts[label] for label in labels}, pieces)
+        return try_codecs({label: self._contexts[label] for label in labels}, pieces, patience)
 
 
 class Quickest:
@@ -86,9 +87,8 @@ class Quickest:
         uses: those that the peer knows.
     """
 
-    def __init__(self, home: LoopHome, uses: Sequence[CodecUse], trials: Trials) -> None:
+    def __init__(self, uses: Sequence[CodecUse], trials: Trials) -> None:
         self.chooser = Chooser([use.label for use in uses], threads=min(THREADS, os.cpu_count() or 1))
-        self._home = home
         self._uses = {use.label: use for use in uses}
         self._trials = trials
         self._begun: tuple[str, str, float] = ("", "", 0.0)
@@ -99,10 +99,12 @@ class Quickest:
         tried = [leaf for leaf, yes in zip(out.flat.leaves, out.tried, strict=True) if yes]
         views = [leaf.raw for leaf in tried if leaf.raw is not None]
         key = f"{kind_of([leaf.spec.dtype for leaf in tried], out.total)}, {self._look(views)}"
-        now = self._home.loop.time()
-        choice = self.chooser.choose(key, out.total, now)
+        chooser, now = self.chooser, time.monotonic()
+        choice = chooser.choose(key, out.total, now)
         if choice.sample:
-            self._trials.run(views, list(self._uses), lambda found: self.chooser.sampled(key, found, self._home.loop.time()))
+            self._trials.run(
+                views, list(self._uses), chooser.patience(out.total), lambda found: chooser.sampled(key, found, time.monotonic())
+            )
         self._begun = (key, choice.label, now)
         return None if choice.label == RAW else self._uses[choice.label]
 
@@ -116,11 +118,11 @@ class Quickest:
 
     def begun(self, out: Outgoing, payload: PayloadCompressor | None) -> None:
         key, label, begin = self._begun
-        chooser, loop, total, other = self.chooser, self._home.loop, out.total, out.on_over
+        chooser, total, other = self.chooser, out.total, out.on_over
 
         def over(delivered: bool, certain: bool) -> None:
             if delivered:
-                chooser.sent(key, label, total, total if payload is None else payload.taken, begin, loop.time())
+                chooser.sent(key, label, total, total if payload is None else payload.taken, begin, time.monotonic())
             else:
                 chooser.lost(label)
             if other is not None:
@@ -130,7 +132,7 @@ class Quickest:
 
     def describe(self) -> dict[str, Any]:
         """For people and for ``stats()``."""
-        return self.chooser.describe(self._home.loop.time())
+        return self.chooser.describe(time.monotonic())  # uvloop's own clock knows milliseconds only
 
 
 def kind_of(dtypes: Sequence[str], nbytes: int) -> str:

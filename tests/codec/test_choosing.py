@@ -11,7 +11,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from aiorlinf.codec.base import Context
 from aiorlinf.codec.choosing import PROBE_BYTES, RAW, Chooser
+from aiorlinf.codec.memory import Memory
 from aiorlinf.codec.trial import PIECE_BYTES, Measured, first_look, take_pieces, try_codecs
 from tests.codec.material import dense, make_codec, random_bytes, view_of
 from tests.hypothesis_profiles import examples
@@ -38,6 +40,7 @@ class World:
     efficiency: float = 0.6  # of a codec within a message, against what the samples say
     answer: float = 0.0005
     noise: float = 0.0
+    cold: float = 0.0  # seconds more that the first message takes
     now: float = 1000.0
     rng: random.Random = field(default_factory=lambda: random.Random(1))
 
@@ -65,7 +68,8 @@ class World:
     def send(self, chooser: Chooser, key: str = "kind") -> tuple[str, float]:
         """One message, and its samples."""
         choice = chooser.choose(key, self.nbytes, self.now)
-        took = self.seconds(choice.label) * (1 + abs(self.rng.gauss(0, self.noise)))
+        took = self.seconds(choice.label) * (1 + abs(self.rng.gauss(0, self.noise))) + self.cold
+        self.cold = 0.0
         begin = self.now
         self.now += took
         chooser.sent(key, choice.label, self.nbytes, self.stored(choice.label), begin, self.now)
@@ -116,6 +120,38 @@ def test_whatever_the_codecs_and_the_link_are_like(
     world.run(auto, 10 if nbytes <= PROBE_BYTES else 40)
     labels, took = world.run(auto, 50)
     assert took <= 1.15 * 50 * world.best(), labels
+
+
+@pytest.mark.parametrize("cold", [0.0, 0.02, 0.06])
+@pytest.mark.parametrize("data", DATA)
+def test_a_link_is_not_judged_by_its_first_message(data: str, cold: float) -> None:
+    world = World(DATA[data], LINKS["10 Gbit/s"], cold=cold)
+    auto = chooser()
+    world.run(auto, 8)
+    _, took = world.run(auto, 10)
+    assert took <= 1.1 * 10 * world.best()
+
+
+def test_the_choice_is_right_from_the_seventh_message_on() -> None:
+    for data, link in itertools.product(DATA, LINKS):
+        world = World(DATA[data], LINKS[link], cold=0.01)
+        auto = chooser()
+        world.run(auto, 6)
+        took = sorted(world.send(auto)[1] for _ in range(3))[1]
+        assert took <= 1.1 * world.best(), (data, link)
+
+
+def test_what_is_expected_to_be_a_little_dearer_is_tried_all_the_same() -> None:
+    """Samples see a codec at its worst: one that is said to be slower may be the quicker one."""
+    said = {**FRAMES, "lz4": Measured(60, 1.2e9, 2e9)}
+    world = World({**FRAMES, "lz4": Measured(60, 4e9, 9e9)}, LINKS["1 Gbit/s"])
+    auto = chooser()
+    labels = []
+    for _ in range(30):
+        label, _ = world.send(auto)
+        labels.append(label)
+        auto.sampled("kind", said, world.now)
+    assert set(labels[10:]) == {"lz4"}
 
 
 def test_a_link_that_becomes_slower_and_one_that_becomes_quicker() -> None:
@@ -181,6 +217,13 @@ def test_messages_that_overlap_share_the_link() -> None:
     for number in range(4):
         auto.sent("kind", RAW, MIB, MIB, 1.0, 2.0 + number)
     assert auto.rate() == MIB
+
+
+def test_how_slow_a_codec_may_be_depends_on_the_link() -> None:
+    auto = chooser()
+    assert auto.patience() == float("inf")
+    auto.sent("kind", RAW, MIB, MIB, 1.0, 2.0)
+    assert auto.patience() == pytest.approx(4 / MIB)
 
 
 def test_small_messages_say_little_of_the_link() -> None:
@@ -264,6 +307,30 @@ def test_codecs_are_tried_there_and_back() -> None:
     found = try_codecs(contexts, take_pieces([view_of(random_bytes(400_000))]))
     assert [each.ratio for each in found.values()] == [1.0, 1.0]
     assert try_codecs(contexts, [b"x"])["lz4"].ratio == 1.0
+
+
+def test_a_codec_that_is_much_too_slow_sees_one_piece_only() -> None:
+    class Counting:
+        def __init__(self, context: Context) -> None:
+            self.context = context
+            self.calls = 0
+
+        def compress_into(self, src: Memory, dst: Memory) -> int | None:
+            self.calls += 1
+            return self.context.compress_into(src, dst)
+
+        def decompress_into(self, src: Memory, dst: Memory) -> None:
+            self.context.decompress_into(src, dst)
+
+    pieces = take_pieces([view_of(dense(2 * MIB))])
+    calls = []
+    for patience in (1.0, 1e-15):
+        context = Counting(make_codec("zstd").context())
+        found = try_codecs({"zstd": context}, pieces, patience)["zstd"]  # type: ignore[dict-item]
+        assert found.ratio > 2
+        calls.append(context.calls)
+    assert calls[0] >= 5
+    assert calls[1] <= 2
 
 
 def test_a_codec_that_fails_is_nothing_to_choose() -> None:

@@ -65,6 +65,7 @@ class Leaf:
     def __init__(self, side: Side, wire: bytes, nbytes: int) -> None:
         self.out = torch.zeros(nbytes, dtype=torch.uint8)
         self.wanted = True
+        self.spans: list[tuple[float, float]] | None = []
         self.errors: list[AiorlinfError] = []
         self.finished: list[int] = []
         self.decompressor = Decompressor(self.out, side.buffers, (1, 2), side.stats)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiorlinf.codec.sampling import SAMPLE, SAMPLED_FROM, looks_random
+from aiorlinf.codec.sampling import SAMPLE, SAMPLED_FROM, all_random, looks_random
 from tests.codec.material import CODECS, MIB, dense, make_codec, random_bytes, view_of
 
 
@@ -33,3 +33,19 @@ def test_weights_are_random_to_lz4_and_not_to_zstd() -> None:
     scratch = memoryview(bytearray(SAMPLE))
     assert looks_random(make_codec("lz4").context(), view_of(weights), scratch)
     assert not looks_random(make_codec("zstd").context(), view_of(weights), scratch)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_message_is_called_random_only_if_a_quick_look_can_tell_of_all_of_it(name: str) -> None:
+    context = make_codec(name).context()
+
+    def random(*tensors: torch.Tensor) -> bool:
+        return all_random(context, [view_of(tensor) for tensor in tensors])
+
+    noise = random_bytes(SAMPLED_FROM)
+    assert random(noise)
+    assert random(noise, random_bytes(MIB), noise, noise)
+    assert not random()
+    assert not random(noise, dense(SAMPLED_FROM))
+    assert not random(noise, noise[1:])
+    assert not random(*[noise] * 5)

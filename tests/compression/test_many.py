@@ -86,7 +86,7 @@ async def test_sixteen_senders_and_sixteen_receivers_in_one_process(codec: str) 
         results = await asyncio.gather(*sends, *receives)
         assert results[:SENDERS] == results[SENDERS:]
         stats = [pair.sent(), pair.received()]
-        assert sum(each["tensors"] for each in stats) > 50
+        assert sum(each["tensors"] for each in stats) > 10
         assert sum(each["raw"].get("no_buffer", 0) for each in stats) > 0
         assert all(contexts.made <= 1 or contexts.limit is None for contexts in coding_of(pair.a).provider._contexts.values())
 

@@ -13,10 +13,10 @@ import aiorlinf.worker
 from aiorlinf import Worker, init
 from aiorlinf.codec.codecs.lz4 import Lz4
 from aiorlinf.errors import ConfigError
-from aiorlinf.wire.frames import FrameType
+from aiorlinf.wire.frames import FrameType, Start, Via
 from tests import peers
 from tests.cases.test_addresses import TOKEN, manager_on
-from tests.codec.material import dense, random_bytes
+from tests.codec.material import MIB, dense, random_bytes
 from tests.compression.conftest import Pair, all_back, compressing, config_of, link_of, pair_of, same
 from tests.namespaces import two_hosts
 from tests.peers import worker
@@ -71,6 +71,32 @@ async def test_the_statistics_of_links_groups_and_workers() -> None:
         assert {key: whole[key] for key in EMPTY} == sent
         assert (whole["enabled"], whole["codec"], whole["contexts"]["limit"]) == (True, "zstd", 2)
         assert whole["library"].startswith("Zstandard ")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("codec", ["lz4", "zstd", "auto"])
+async def test_what_looks_random_goes_as_without_compression(codec: str) -> None:
+    async with pair_of(config_of(codec)) as pair:
+        await pair.trip("hello")
+        ways: list[int] = []
+        link: Any = link_of(pair.b)
+        on_frame = link.on_frame
+
+        def watch(kind: int, flags: int, key: int, body: memoryview) -> None:
+            if kind == FrameType.START:
+                ways.append(Start.decode(body).via)
+            on_frame(kind, flags, key, body)
+
+        link.on_frame = watch
+        noise = random_bytes(MIB)
+        for obj in (noise, [noise, noise.clone(), torch.ones(100)], [noise.clone() for _ in range(5)], [noise, dense(300_000)]):
+            assert same(await pair.trip(obj), obj)
+        assert ways[:2] == [Via.STREAM] * 2
+        if codec != "auto":
+            assert ways[2:] == [Via.CODED] * 2, "others are looked at one by one"
+            assert pair.sent()["raw"] == {"random": 1 + 2 + 5 + 1, "small": 1}
+            assert pair.sent()["tensors"] == 1
+        await all_back(pair.a)
 
 
 @pytest.mark.asyncio
