@@ -154,6 +154,7 @@ class LoopHome:
         after the other. Home thread only."""
         self._at_rest = threading.RLock()
         self.thread_id = 0
+        self.debug = False  # works may be finished in any thread now
         self._run_at_rest(self._at_rest)
 
     def _run_at_rest(self, lock: threading.RLock) -> None:
