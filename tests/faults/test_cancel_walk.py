@@ -7,7 +7,7 @@ the moment, either it has happened or it has not, and the next exchange works.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,12 +17,9 @@ import torch
 from aiorlinf import init
 from aiorlinf.errors import AiorlinfError
 from tests.cases.conftest import CARRIERS, Pair, carried_by
+from tests.faults.walking import cancelled_after, points
 
 __all__: list[str] = []
-
-_MOST_TURNS = 400
-_STRIDE_FROM = 24
-"""The first turns are walked one by one, later ones in growing strides: there the loop waits for a thread or a socket."""
 
 SIZE = 40_000
 """Bytes of a payload: more than a frame takes where the carrier is not the frame."""
@@ -49,34 +46,6 @@ def number(value: torch.Tensor) -> int:
     first = int(value[0])
     assert (value == first).all(), "torn"
     return first
-
-
-def points() -> list[int]:
-    """Numbers of turns after which to cancel."""
-    found = list(range(_STRIDE_FROM))
-    while found[-1] < _MOST_TURNS:
-        found.append(found[-1] + 1 + found[-1] // 6)
-    return found
-
-
-async def cancelled_after(turns: int, operation: Callable[[], Awaitable[Any]]) -> tuple[bool, Any]:
-    """Whether the operation was cancelled, else its value."""
-
-    async def run() -> Any:
-        return await operation()
-
-    task = asyncio.create_task(run())
-    for _ in range(turns):
-        if task.done():
-            break
-        await asyncio.sleep(0)
-    was_over = task.done()
-    task.cancel()
-    try:
-        return False, await task
-    except asyncio.CancelledError:
-        assert not was_over
-        return True, None
 
 
 async def sane(pair: Pair, tag: int) -> None:

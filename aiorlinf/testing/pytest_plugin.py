@@ -1,0 +1,68 @@
+"""A pytest plugin: jobs as fixtures, and suites that a codec, policy, channel or backend of your own has to pass.
+
+Switch it on in the ``conftest.py`` at the root of your tests (it needs pytest-asyncio)::
+
+    pytest_plugins = ["aiorlinf.testing.pytest_plugin"]
+
+===================  ========================================================================================
+fixture              what it is
+===================  ========================================================================================
+``local_cluster``    a job whose workers live on the loop of the test; see `aiorlinf.testing.cluster`
+``spawned_cluster``  a job whose workers are processes; see `aiorlinf.testing.spawned`
+===================  ========================================================================================
+
+A marker says what they begin with, as the arguments of the functions of these names (none of which is needed)::
+
+    @pytest.mark.cluster("rollout=2,trainer=1", config={"cluster": {"network": {"heartbeat_timeout_s": 2}}})
+    @pytest.mark.asyncio
+    async def test_mine(local_cluster):
+        await local_cluster["rollout:0"].send(1, "trainer:0")
+
+The suites are in `aiorlinf.testing.conformance`; with this plugin their assertions say what was there. `aiorlinf.testing.pytest_leaks` is a
+plugin of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+pytest.register_assert_rewrite("aiorlinf.testing.conformance")
+
+from aiorlinf.testing.cluster import LocalCluster  # noqa: E402  # after the line above
+from aiorlinf.testing.cluster import local_cluster as make_local_cluster  # noqa: E402
+from aiorlinf.testing.spawned import SpawnedCluster  # noqa: E402
+from aiorlinf.testing.spawned import spawned_cluster as make_spawned_cluster  # noqa: E402
+
+__all__ = ["fixture_local_cluster", "fixture_spawned_cluster", "pytest_configure"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker."""
+    config.addinivalue_line("markers", "cluster(workers, **settings): what the fixtures local_cluster and spawned_cluster begin with")
+
+
+def _asked(request: pytest.FixtureRequest, workers: str) -> dict[str, Any]:
+    marker = request.node.get_closest_marker("cluster")
+    if marker is None:
+        return {}
+    if len(marker.args) > 1:
+        pytest.fail("the marker `cluster` takes the workers, and settings by name", pytrace=False)
+    return {**({workers: marker.args[0]} if marker.args else {}), **marker.kwargs}
+
+
+@pytest_asyncio.fixture(name="local_cluster")
+async def fixture_local_cluster(request: pytest.FixtureRequest) -> AsyncIterator[LocalCluster]:
+    """A job whose workers live on the loop of the test."""
+    async with make_local_cluster(**_asked(request, "workers")) as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture(name="spawned_cluster")
+async def fixture_spawned_cluster(request: pytest.FixtureRequest) -> AsyncIterator[SpawnedCluster]:
+    """A job whose workers are processes; those that the marker names live on the loop of the test."""
+    async with make_spawned_cluster(**_asked(request, "here")) as cluster:
+        yield cluster
