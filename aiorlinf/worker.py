@@ -31,7 +31,7 @@ from aiorlinf.config import JobConfig
 from aiorlinf.device.registry import parse_device
 from aiorlinf.errors import AiorlinfError, ClosedError, DeclaredDead, UsageError
 from aiorlinf.link import diagnosis
-from aiorlinf.link.launched import heed_launcher
+from aiorlinf.link.launched import FLUSH_S, ending, heed_launcher
 from aiorlinf.link.link import LinkStats
 from aiorlinf.link.me import Self
 from aiorlinf.link.pending import PendingOperation
@@ -594,6 +594,8 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
             self._host.close()
         if timeout is None:
             timeout = (self._self.config if self._self is not None else JobConfig()).cluster.network.close_timeout_s
+            if ending():
+                timeout = min(timeout, FLUSH_S)
         try:
             lost = await self._table.close(timeout)
             for line in lost:

@@ -15,7 +15,8 @@ from tests.launch.programs import child_env, cli
 
 
 def test_help_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ([], ["run"], ["manager"], ["doctor"], ["config"], ["config", "check"], ["config", "show"]):
+    commands = "", "run", "manager", "top", "trace", "trace merge", "metrics", "doctor", "config", "config check", "config show"
+    for command in map(str.split, commands):
         with pytest.raises(SystemExit) as caught:
             main([*command, "--help"])
         assert caught.value.code == 0

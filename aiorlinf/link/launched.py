@@ -10,7 +10,12 @@ from types import FrameType
 from aiorlinf.link.diagnosis import dump_on_signal
 from aiorlinf.rendezvous.settings import LAUNCHER_ENV
 
-__all__ = ["Terminated", "heed_launcher"]
+__all__ = ["FLUSH_S", "Terminated", "ending", "heed_launcher"]
+
+FLUSH_S = 1.0
+"""What a worker that the launcher ends may take to flush what it has sent: the others end, too, and the launcher does not wait for long."""
+
+_ending = False
 
 
 class Terminated(SystemExit):
@@ -28,6 +33,13 @@ def heed_launcher() -> None:
         dump_on_signal(signal.SIGUSR1)
 
 
+def ending() -> bool:
+    """Whether the launcher has asked this process to end."""
+    return _ending
+
+
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    global _ending
+    _ending = True
     signal.signal(number, signal.SIG_DFL)  # the second time means it
     raise Terminated(128 + number)

@@ -48,6 +48,8 @@ def find_access(manager: str | None, pid: int | None) -> Access:
     address = manager or own.get("AIORLINF_MANAGER")
     if address is None:
         jobs = jobs_here()
+        # Channel workers outlive their job for a while.
+        jobs = {address: job for address, job in jobs.items() if not all(who.startswith("channel.") for who in job[1])} or jobs
         if not jobs:
             raise UsageError("no manager", hint="give --manager HOST:PORT, or set AIORLINF_MANAGER, and AIORLINF_TOKEN to the job's token")
         if len(jobs) > 1:

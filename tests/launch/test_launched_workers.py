@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aiorlinf.cli import main
-from aiorlinf.link.launched import Terminated, heed_launcher
+from aiorlinf.link.launched import Terminated, ending, heed_launcher
 from aiorlinf.rendezvous.settings import LAUNCHER_ENV
 from tests.launch.programs import cli, pids_in, script, start_cli
 
@@ -106,6 +106,7 @@ def test_traces_of_all_workers_become_one_picture(tmp_path: Path, capsys: pytest
 
 
 def test_only_children_of_the_launcher_listen_and_only_in_their_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiorlinf.link.launched._ending", False)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         for number in before:
@@ -125,6 +126,7 @@ def test_only_children_of_the_launcher_listen_and_only_in_their_main_thread(monk
         with pytest.raises(Terminated) as caught:
             handler(signal.SIGTERM, None)
         assert caught.value.code == 143
+        assert ending()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "the second one means it"
     finally:
         for number, old in before.items():

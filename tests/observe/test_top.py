@@ -12,8 +12,10 @@ import pytest
 
 from aiorlinf import init
 from aiorlinf.cli import main
+from aiorlinf.errors import UsageError
 from aiorlinf.manager.protocol import WorkerRecord
 from aiorlinf.observe.job import JobState, WorkerState
+from aiorlinf.observe.manager import find_access
 from aiorlinf.observe.top.plain import plain_lines
 from aiorlinf.observe.top.rates import channel_figures, flows
 from aiorlinf.observe.top.view import as_json, heading, sections
@@ -124,6 +126,27 @@ def test_no_manager_is_wrong_use(capsys: pytest.CaptureFixture[str], monkeypatch
     assert "no manager" in capsys.readouterr().err
     assert main(["top", "--once", "--interval", "0"]) == 2
     assert main(["top", "--once", "--rows", "0"]) == 2
+
+
+def test_which_job_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    def job(address: str, *workers: str) -> tuple[dict[str, str], list[str]]:
+        return {"AIORLINF_MANAGER": address, "AIORLINF_TOKEN": f"of {address}"}, list(workers)
+
+    jobs = {"m:1": job("m:1", "a:0"), "m:2": job("m:2", "channel.left:0")}
+    monkeypatch.setattr("aiorlinf.observe.manager.jobs_here", lambda: jobs)
+    for name in ("AIORLINF_MANAGER", "AIORLINF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    assert find_access(None, None) == {"AIORLINF_MANAGER": "m:1", "AIORLINF_TOKEN": "of m:1"}, "what has only channel workers is over"
+    assert find_access("m:2", None)["AIORLINF_TOKEN"] == "of m:2"
+    assert find_access("m:3", None) == {"AIORLINF_MANAGER": "m:3"}
+    jobs["m:4"] = job("m:4", "b:0")
+    with pytest.raises(UsageError, match=r"m:1 \(a:0\); m:4 \(b:0\)"):
+        find_access(None, None)
+    monkeypatch.setenv("AIORLINF_TOKEN", "own")
+    monkeypatch.setenv("AIORLINF_MANAGER", "m:5")
+    assert find_access(None, None) == {"AIORLINF_MANAGER": "m:5", "AIORLINF_TOKEN": "own"}
+    with pytest.raises(UsageError, match="no worker of a job"):
+        find_access(None, 1 << 30)
 
 
 def test_against_a_worker_of_this_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
