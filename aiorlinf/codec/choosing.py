@@ -12,6 +12,7 @@ cost, in seconds per byte:
 The cheapest is taken; another one has to be clearly cheaper than the one in use. What was used twice is known; what was not is tried even
 if it should be a little dearer, for two messages can lose but little and all later ones may gain. The very first message finds cold
 caches and a connection that is still gathering speed: sending as it is gets another chance if that could be all that spoke against it.
+So does a codec, whose first use has to make its contexts, buffers and threads.
 The world changes: measurements expire, samples are taken again now and then (and if the data has changed,
 measurements of the kind are forgotten), and from time to time, when that costs little, a message goes as it is to see whether the link
 has become quicker, which compressed messages cannot show as long as the codec is what they wait for.
@@ -59,8 +60,10 @@ _FIRST_PROBE_SHARE = 0.1
 
 _SURE = 2
 """Measurements after which something is known."""
-_HOPE = (0.8, 0.9)
-"""What may come out of a first and of a second try, as a share of what is expected."""
+_HOPE = 0.8
+"""What may come out of a first try, as a share of what is expected."""
+_SECOND_HOPE = 0.5
+"""What may come out of a second try, as a share of the first, which has to make contexts, buffers and threads."""
 _COLD_S = 0.05
 _COLD_SHARE = 0.8
 """So much of a link's very first message, but not more than this share of it, may be due to its being the first."""
@@ -178,9 +181,7 @@ class Chooser:
         able = [label for label, found in kind.measured.items() if found.ratio >= _WORTH_A_TRY]
         tries = {label: len(kind.costs(label, now)) for label in (RAW, *able)}
         costs = {label: self._cost(kind, label, nbytes, rate, factor, now) for label in tries}
-        hopes = {label: cost * (_HOPE[tries[label]] if tries[label] < _SURE else 1.0) for label, cost in costs.items()}
-        if len(self._rates) == 1 and tries[RAW] == 1:
-            hopes[RAW] = max(costs[RAW] - _COLD_S / nbytes, costs[RAW] * (1 - _COLD_SHARE))
+        hopes = {label: self._hope(kind, label, nbytes, rate, cost, now) for label, cost in costs.items()}
         best = min(hopes, key=hopes.__getitem__)
         if tries[best] >= _SURE:
             if kind.settled in costs and costs[best] > costs[kind.settled] * _CLEARLY:
@@ -189,7 +190,7 @@ class Chooser:
         kind.choice = best
         others = sorted((cost, label) for label, cost in costs.items() if label != best)
         kind.why = f"{_per_gb(costs[best])}, against " + ", ".join(f"{label} {_per_gb(cost)}" for cost, label in others)
-        if best != RAW and self._may_probe(nbytes, nbytes * max(1 / rate - costs[best], 0.0), now):
+        if best != RAW and tries[best] >= _SURE and self._may_probe(nbytes, nbytes * max(1 / rate - costs[best], 0.0), now):
             kind.why += "; this once as it is, to see whether the link has become quicker"
             return RAW
         return best
@@ -212,6 +213,19 @@ class Chooser:
         predicted = 1 / rate if label == RAW else self._predict(kind.measured[label], nbytes, rate, factor)
         # One alone may have been bad luck, and a codec's first use takes longer: it gets another chance, if it may be worth it.
         return math.sqrt(predicted * known[0]) if known else predicted
+
+    def _hope(self, kind: _Kind, label: str, nbytes: int, rate: float, cost: float, now: float) -> float:
+        """What it may cost if all goes well: little is known of what was hardly used."""
+        known = kind.costs(label, now)
+        if len(known) >= _SURE:
+            return cost
+        if not known:
+            return cost * _HOPE
+        if label == RAW and len(self._rates) == 1:
+            return max(cost - _COLD_S / nbytes, cost * (1 - _COLD_SHARE))
+        assert kind.measured is not None
+        ideal = 1 / rate if label == RAW else self._predict(kind.measured[label], nbytes, rate, 1.0)
+        return min(cost, max(known[0] * _SECOND_HOPE, ideal))
 
     def _predict(self, found: Measured, nbytes: int, rate: float, factor: float) -> float:
         steps = (factor / found.compress, 1 / (found.ratio * rate), factor / found.decompress)
