@@ -201,6 +201,9 @@ class NetworkConfig:
     connect_timeout_s: float = option(10.0, "seconds for one connection to be made", above=0, maximum=86400)
     handshake_timeout_s: float = option(5.0, "seconds for a connection to prove itself", above=0, maximum=86400)
     rendezvous_timeout_s: float = option(60.0, "seconds to wait for a worker that has not joined yet", above=0, maximum=86400 * 30)
+    reconnect_timeout_s: float = option(
+        30.0, "seconds that a link between hosts, once cut by the network, is tried to be restored; 0: not at all", minimum=0, maximum=86400
+    )
     heartbeat_timeout_s: float = option(
         15.0, "seconds without a word of a worker's process after which it is taken for dead", minimum=0.5, maximum=86400
     )

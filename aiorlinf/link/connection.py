@@ -9,6 +9,9 @@ what came along with the chunk's header is copied. While chunks flow, header rea
 Writing: small frames queued in one turn of the loop leave in one write. Chunks are written when the socket has room.
 The transport's low-water mark is zero, so "not paused and its buffer empty" means that the kernel has every byte; the
 link's check for writes during a send relies on it (`drained`).
+
+A break: with a `Ledger` the connection outlives its socket. What is written while there is none is kept, and `resume` goes on with another
+one (see `link.resume`); the link notices nothing but the pause.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 from aiorlinf.errors import WireError
+from aiorlinf.link.ledger import Ledger
 from aiorlinf.link.sink import DiscardSink, Sink
-from aiorlinf.wire.frames import HEADER, FrameType
+from aiorlinf.wire.frames import HEADER, FrameType, frame
 
 __all__ = ["Connection", "FrameHandler", "FrameWriter"]
 
@@ -36,6 +40,7 @@ _unpack = HEADER.unpack_from
 _HEADER_SIZE = HEADER.size
 _DATA = FrameType.DATA
 _CHUNK = FrameType.CHUNK
+_RECEIVED = FrameType.RECEIVED
 
 
 class FrameHandler(Protocol):
@@ -70,8 +75,9 @@ class FrameWriter(Protocol):
     def answer(self, data: bytes) -> None: ...
     def hold(self) -> None: ...
     def flush(self) -> None: ...
-    def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int) -> None: ...
+    def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int, *, copy: bool = False) -> None: ...
     def drained(self) -> bool: ...
+    def settled(self) -> bool: ...
     def finish(self) -> None: ...
     def abort(self) -> None: ...
 
@@ -83,6 +89,8 @@ class Connection(asyncio.BufferedProtocol):
         paused: the socket has no room.
         transport: set by the loop.
         max_frame_bytes: longer frames (other than chunks) end the connection; bounds what a peer can make us allocate.
+        ledger: what it takes to go on after a break, None if that is not wanted.
+        on_cut: told of a break instead of the handler, if there is a ledger.
     """
 
     def __init__(
@@ -113,6 +121,8 @@ class Connection(asyncio.BufferedProtocol):
         self._finishing = False
         self._lost = False
         self._aborted = False
+        self.ledger: Ledger | None = None
+        self.on_cut: Callable[[BaseException | None], None] | None = None
         self.connected: asyncio.Future[None] = loop.create_future()
 
     # ---- lifetime
@@ -133,7 +143,11 @@ class Connection(asyncio.BufferedProtocol):
         self._on_raw_lost = None
         self._handler = handler
         self.max_frame_bytes = max_frame_bytes
-        rest = memoryview(leftover)
+        self._feed(leftover)
+
+    def _feed(self, data: bytes) -> None:
+        """Bytes that came with a handshake."""
+        rest = memoryview(data)
         while rest and self._handler is not None:
             buffer = self.get_buffer(-1)
             count = min(len(buffer), len(rest))
@@ -164,6 +178,8 @@ class Connection(asyncio.BufferedProtocol):
         """End now; what is queued is lost, and the handler hears nothing more."""
         self._handler = None
         self._aborted = True
+        if self.ledger is not None:
+            self.ledger.close()
         if self.transport is not None:
             self.transport.abort()
 
@@ -171,7 +187,54 @@ class Connection(asyncio.BufferedProtocol):
         return False  # the transport closes itself, and connection_lost follows
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._handler is not None and self.ledger is not None and self.on_cut is not None and not self._finishing:
+            self.transport = None
+            self.paused = True
+            self.on_cut(exc)
+        else:
+            self.give_up(exc)
+
+    def detach(self) -> None:
+        """The socket is of no use any more, although it says nothing of the kind: the peer has come with another one."""
+        transport = self.transport
+        if transport is not None:
+            self.transport = None
+            self.paused = True
+            transport.set_protocol(asyncio.Protocol())
+            transport.abort()
+
+    def resume(self, fresh: Connection, received: int, leftover: bytes) -> None:
+        """Go on with the socket of `fresh`, whose handshake is over, for a peer that has `received` bytes of our stream.
+
+        Raises:
+            WireError: the peer cannot have so many.
+            ConnectionError: that socket is gone, too.
+        """
+        ledger, handler, transport = self.ledger, self._handler, fresh.transport
+        assert ledger is not None
+        if handler is None or transport is None or fresh._lost or transport.is_closing():
+            fresh.abort()
+            raise ConnectionResetError("the new connection broke at once")
+        missing = ledger.missing(received)
+        fresh._on_raw = fresh._on_raw_lost = None
+        transport.set_protocol(self)
+        self.transport = transport
+        self.paused = False
+        transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES, low=0)
+        for data in missing:
+            transport.write(data)
+        self._feed(leftover)
+        self._flush()
+        if self._handler is not None and not self.paused:
+            handler.on_writable()
+        if self._finishing:
+            self.finish()
+
+    def give_up(self, exc: BaseException | None) -> None:
+        """The connection has ended for good: tell who has to know."""
         self._lost = True
+        if self.ledger is not None:
+            self.ledger.close()
         self._out.clear()
         self._out_bytes = 0
         self._sink = None
@@ -201,6 +264,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._fresh = self._silent = True
+        if self.ledger is not None and self.ledger.arrived(nbytes):
+            self._tell()
         if self._chunk_left:
             sink = self._sink
             assert sink is not None
@@ -208,6 +273,7 @@ class Connection(asyncio.BufferedProtocol):
             self._chunk_left -= nbytes
             if not self._chunk_left:
                 self._sink = None
+                self._tell()
             return
         if self._large is not None:
             self._large_fill += nbytes
@@ -298,6 +364,8 @@ class Connection(asyncio.BufferedProtocol):
             try:
                 if kind == _DATA:
                     on_data(key, flags, staging[start + size : stop])
+                elif kind == _RECEIVED and self.ledger is not None:
+                    self._on_received(self.ledger, key)
                 else:
                     handler.on_frame(kind, flags, key, staging[start + size : stop])
             except Exception as error:  # malformed input, or a fault of ours: after it the position in the stream means nothing
@@ -334,7 +402,19 @@ class Connection(asyncio.BufferedProtocol):
         self._chunk_left = left
         if not left:
             self._sink = None
+            self._tell()
         return start
+
+    def _tell(self) -> None:
+        """The peer need not keep what is here; a payload of it has left its memory."""
+        if self.ledger is not None:
+            self.answer(frame(_RECEIVED, self.ledger.tell()))
+
+    def _on_received(self, ledger: Ledger, count: int) -> None:
+        waiting = not ledger.settled
+        ledger.acknowledged(count)
+        if waiting and ledger.settled and not self.paused and self._handler is not None:
+            self._handler.on_writable()
 
     # ---- writing
 
@@ -349,10 +429,20 @@ class Connection(asyncio.BufferedProtocol):
             if self._out:
                 self._queue(data)
                 self._flush()
+            elif self.ledger is not None:
+                self._write(data)
             elif transport is not None and not transport.is_closing():
                 transport.write(data)
             return
         self._queue(data)
+
+    def _write(self, data: bytes | memoryview, *, lent: bool = False) -> None:
+        """Write at once; with a ledger also to a socket that is broken, for the next one to bring."""
+        if self.ledger is not None:
+            self.ledger.keep(data, lent=lent)
+        transport = self.transport
+        if transport is not None and not transport.is_closing():
+            transport.write(data)
 
     def answer(self, data: bytes) -> None:
         """As `send`, for what the link itself has to say: the first of a turn goes at once, and so does the program's first frame.
@@ -364,7 +454,7 @@ class Connection(asyncio.BufferedProtocol):
         transport = self.transport
         if self._silent and not self._out and not self.paused and transport is not None and not transport.is_closing():
             self._silent = False
-            transport.write(data)
+            self._write(data)
             return
         self._queue(data)
 
@@ -402,24 +492,33 @@ class Connection(asyncio.BufferedProtocol):
         out = self._out
         if not out:
             return  # a report that rode along filled the buffer and flushed it
+        self._write(self._take_out())
+
+    def _take_out(self) -> bytes:
+        out = self._out
         data = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
         self._out_bytes = 0
-        transport.write(data)
+        return data
 
-    def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int) -> None:
-        """Write one chunk now. The pieces must stay alive and unchanged until `drained`."""
+    def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int, *, copy: bool = False) -> None:
+        """Write one chunk now. The pieces must stay alive and unchanged until `settled`; with `copy` only until `drained`."""
         self._flush()
+        if self._lost or self._finishing:
+            return
         transport = self.transport
-        if self._lost or self._finishing or transport is None or transport.is_closing():
-            return
+        if self.ledger is None:
+            if transport is None or transport.is_closing():
+                return
+        elif self._out:  # not flushed: there is no socket at the moment
+            self._write(self._take_out())
         header = HEADER.pack(size, FrameType.CHUNK, 0, 0, message_id)
-        if len(pieces) > 1 and size <= _SMALL_PIECE_BYTES * len(pieces):
-            transport.write(b"".join((header, *pieces)))
+        if (len(pieces) > 1 and size <= _SMALL_PIECE_BYTES * len(pieces)) or (copy and self.ledger is not None):
+            self._write(b"".join((header, *pieces)))
             return
-        transport.write(header)
+        self._write(header)
         for piece in pieces:
-            transport.write(piece)
+            self._write(piece, lent=True)
 
     def pause_writing(self) -> None:
         self.paused = True
@@ -435,6 +534,10 @@ class Connection(asyncio.BufferedProtocol):
     def drained(self) -> bool:
         """True when the kernel has every byte of the chunks that were written."""
         return not self.paused and (self.transport is None or self.transport.get_write_buffer_size() == 0)
+
+    def settled(self) -> bool:
+        """True when nobody will look at the chunks' memory again: as `drained`, and with a ledger the peer has them."""
+        return self.drained() and (self.ledger is None or self.ledger.settled)
 
     def extra_info(self, name: str) -> Any:
         """As the transport's `get_extra_info`."""

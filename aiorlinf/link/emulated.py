@@ -105,7 +105,7 @@ class EmulatedConnection:
     def flush(self) -> None:
         """As `hold`."""
 
-    def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int) -> None:
+    def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int, *, copy: bool = False) -> None:
         """As `Connection.send_chunk`."""
         if not self._closed:
             self._put(b"".join((HEADER.pack(size, FrameType.CHUNK, 0, 0, message_id), *pieces)), HEADER.size + size)
@@ -120,6 +120,10 @@ class EmulatedConnection:
 
     def drained(self) -> bool:
         """What was written is here as a copy."""
+        return True
+
+    def settled(self) -> bool:
+        """As `drained`."""
         return True
 
     def finish(self) -> None:

@@ -57,6 +57,7 @@ class LinkStats:
         pending_sends: messages not yet in the peer's hands.
         unread_messages: messages that arrived and that nobody received yet.
         mismatches: messages refused because the receiver expected something else.
+        reconnects: how often the network cut the connection and it was restored.
         compression: what it did for this peer (see the README), None if the job does not compress or the link is not up.
     """
 
@@ -79,6 +80,7 @@ class LinkStats:
     compression: dict[str, Any] | None
     device_backend: str = ""
     device_reason: str = ""
+    reconnects: int = 0
 
     def __str__(self) -> str:
         who = f"{self.remote}#{self.incarnation}" if self.incarnation else self.remote
@@ -112,6 +114,7 @@ class Link:
         backend, reason: how large payloads travel, and why.
         missing: the manager does not know the peer, or has not answered yet.
         codes: tensors that are sent over it are compressed.
+        reconnects: connections that took over from one that the network had cut.
         pairs, device_pairs: process groups, between CPUs and between accelerators.
         tell_devices: tells the peer which accelerators we have.
     """
@@ -137,6 +140,7 @@ class Link:
         self.backend = "stream"
         self.reason = "not connected yet"
         self.missing = False
+        self.reconnects = 0
         self.codes = False
         self.pairs: PairHandler | None = None
         self.device_pairs: PairHandler | None = None
@@ -343,6 +347,7 @@ class Link:
             compression=None if receiver.coding is None else receiver.coding.as_dict(),
             device_backend="" if sender.devices is None else sender.devices.backend,
             device_reason="" if sender.devices is None else sender.devices.reason,
+            reconnects=self.reconnects,
         )
 
     def __repr__(self) -> str:

@@ -96,7 +96,7 @@ class Loopback:
         self._out.clear()
         handler.on_lost(error)
 
-    def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int) -> None:
+    def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int, *, copy: bool = False) -> None:
         self._flush(_EVERYTHING)
         handler = self._handler
         if handler is None:
@@ -116,6 +116,10 @@ class Loopback:
 
     def drained(self) -> bool:
         return not self._out
+
+    def settled(self) -> bool:
+        """As `drained`."""
+        return self.drained()
 
     def finish(self) -> None:
         self._flush(_EVERYTHING)

@@ -54,5 +54,6 @@ class Self:
                 "links": links,
                 "record": self.record,
                 "codecs": list(self.codecs),
+                "resumes": True,
             },
         )

@@ -1,8 +1,8 @@
 """Payloads over the stream, in chunks, fairly, without holding up the loop.
 
-A payload is finished when the kernel has its last byte: only then is the memory free for the caller again, and only then can
-the tensors' version counters prove that nobody wrote to them meanwhile. One of which nothing but copies is sent, such as what a codec has
-made of it, is finished when it is written.
+A payload is finished when the kernel has its last byte (if the connection outlives its socket: when the peer has it): only then is the
+memory free for the caller again, and only then can the tensors' version counters prove that nobody wrote to them meanwhile. One of which
+nothing but copies is sent, such as what a codec has made of it, is finished when it is written.
 """
 
 from __future__ import annotations
@@ -147,8 +147,7 @@ class Pump:
         conn = self._conn
         if conn is None:
             return
-        if (self._draining or self._lending) and conn.drained():
-            self._finish_drained()  # now: what is written next would have to be drained first
+        self._look(conn)  # now: what is written next would have to be drained first
         budget = _CHUNKS_PER_TURN
         while self._active and not conn.paused:
             if not budget:
@@ -165,7 +164,7 @@ class Pump:
                 views, size, progress = chunk
                 if source.lends:
                     self._lending.append(source)
-                conn.send_chunk(out.message_id, views, size)
+                conn.send_chunk(out.message_id, views, size, copy=source.lends)
                 self._quick_polls = _QUICK_POLLS
                 out.position += progress
             if source.over:
@@ -180,22 +179,23 @@ class Pump:
         self._settle(conn)
 
     def _settle(self, conn: FrameWriter) -> None:
-        if not self._draining and not self._lending:
-            return
-        if conn.drained():
-            self._finish_drained()
-        elif not conn.paused:  # otherwise the connection calls `run`
+        self._look(conn)
+        # Otherwise the connection calls `run`, as it does when the peer has what it had not.
+        if (self._draining or self._lending) and not conn.paused and not conn.drained():
             self._again(0.0 if self._quick_polls else _DRAIN_POLL_SECONDS)
             self._quick_polls = max(self._quick_polls - 1, 0)
 
-    def _finish_drained(self) -> None:
-        lending, self._lending = self._lending, []
-        for source in lending:
-            source.sent()
-        draining, self._draining = self._draining, []
-        for payload in draining:
-            if payload.wanted:
-                self._finished(payload.out)
+    def _look(self, conn: FrameWriter) -> None:
+        """End what is over."""
+        if self._lending and conn.drained():
+            lending, self._lending = self._lending, []
+            for source in lending:
+                source.sent()
+        if self._draining and conn.settled():
+            draining, self._draining = self._draining, []
+            for payload in draining:
+                if payload.wanted:
+                    self._finished(payload.out)
 
     def _again(self, delay: float) -> None:
         if self._scheduled:

@@ -44,6 +44,7 @@ from aiorlinf.link.loopback import Loopback
 from aiorlinf.link.mailbox import Wildcard
 from aiorlinf.link.me import Self
 from aiorlinf.link.pending import Reporter
+from aiorlinf.link.resume import Resumptions, resumes
 from aiorlinf.manager.lifeline import Lifeline
 from aiorlinf.manager.mirror import News
 from aiorlinf.manager.protocol import WorkerRecord
@@ -69,7 +70,7 @@ _RETRY_FIRST_SECONDS = 0.02
 _RETRY_MAX_SECONDS = 1.0
 _YIELD_SECONDS = 0.5
 _SILENCE_SECONDS = 10.0
-_ORDINARY_REFUSALS = ("yield", "closing")
+_ORDINARY_REFUSALS = ("yield", "closing", "ended")
 
 
 class _Past(NamedTuple):
@@ -121,6 +122,7 @@ class LinkTable:
         self._trimmer: Trimmer | None = None
         self._closed = False
         self._closing: dict[Link, asyncio.Future[None]] = {}
+        self._resumptions: Resumptions | None = None
 
     # ---- use
 
@@ -367,6 +369,15 @@ class LinkTable:
         handshake = ClientHandshake(me.token, hello, remote=f"{record.host}:{record.port}")
         return *await dial(self.home.loop, record.host, record.port, handshake, timeout, self.tls), handshake
 
+    def _look_after(self, me: Self) -> Resumptions:
+        network = me.config.cluster.network
+
+        async def again(record: WorkerRecord, hello: Hello) -> tuple[Connection, Hello, ClientHandshake]:
+            handshake = ClientHandshake(me.token, hello, remote=f"{record.host}:{record.port}")
+            return *await dial(self.home.loop, record.host, record.port, handshake, network.connect_timeout_s, self.tls), handshake
+
+        return Resumptions(self.home, me.hello, again, self._links, network.reconnect_timeout_s)
+
     # ---- accepting
 
     def share_memory(self, config: JobConfig) -> HostMemory:
@@ -392,6 +403,7 @@ class LinkTable:
         emulation = me.config.cluster.net_emulation
         if emulation.enabled:
             self._emulation = Emulation(self.home, self.address, emulation, manager)
+        self._resumptions = self._look_after(me)
         for link in self._links.values():
             link.configure(me.config.cluster.collective)
         for listener in (sock, unix):
@@ -430,6 +442,10 @@ class LinkTable:
         if hello.address is None or hello.incarnation < 1:
             return Refusal("address", "a link needs the address of a registered worker")
         remote = Identity(WorkerAddress(hello.address), Incarnation(hello.incarnation))
+        resume = resumes(hello)
+        if resume is not None and self._resumptions is not None:
+            refusal = self._departures.refusal(remote)
+            return self._resumptions.judge(remote, resume, me.hello(remote.address)) if refusal is None else refusal
         link = self._links.get(remote.address)
         links_there = hello.capabilities.get("links")
         answer = arbitrate(
@@ -457,6 +473,10 @@ class LinkTable:
         assert hello.address is not None
         assert side.handshake is not None
         remote = WorkerAddress(hello.address)
+        resume = resumes(hello)
+        if resume is not None and self._resumptions is not None:
+            self._resumptions.proved(remote, resume, side.connection, side.handshake.leftover)
+            return
         link = self._links.get(remote)
         if link is not None and link.state is not LinkState.CONNECTING:
             replace(link, Identity(remote, Incarnation(hello.incarnation)))
@@ -500,6 +520,9 @@ class LinkTable:
         if self.coding is not None:
             self.coding.equip(link, hello)
         collective = me.config.cluster.collective
+        record = _record(hello, identity)
+        if self._resumptions is not None:
+            self._resumptions.uphold(link, connection, hello, record, self._links_had[identity])
         limit = max(collective.max_manifest_bytes, collective.inline_max_bytes) + (1 << 16)
         if self.trace is not None:
             self.trace.link_up(link, identity)
@@ -511,7 +534,7 @@ class LinkTable:
             link.up(emulated, identity, window, address)
             connection.adopt(emulated, leftover, limit)
         if self._manager is not None:
-            self._manager.watch(identity, _record(hello, identity))
+            self._manager.watch(identity, record)
 
     def take_news(self, news: News) -> None:
         """The manager tells of another worker."""
@@ -569,6 +592,8 @@ class LinkTable:
             self._leave_behind(link)
 
     def _on_link_end(self, link: Link) -> None:
+        if self._resumptions is not None:
+            self._resumptions.forget(link)
         if self._links.get(link.remote) is link:
             del self._links[link.remote]
             if link.identity is not None and not self._closed:

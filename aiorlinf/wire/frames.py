@@ -22,6 +22,7 @@ AGAIN      message id                  (receiver to sender) the payload was lost
 FLOW       stream                      (receiver to sender) general receives take these: a small send there is done once written
 DEVICE     0                           JSON: which accelerators a side has, see `link.device_facts`
 COPIED     message id                  (receiver to sender) the payload was copied out of the sender's device memory
+RECEIVED   bytes received, ever        between connections that outlive their sockets: so much need not be kept, see `link.ledger`
 =========  ==========================  =====================================================================
 
 Message ids count up from 1 per direction. Totals travel as running sums, so that a repeated or merged frame does no harm.
@@ -76,6 +77,7 @@ class FrameType:
     DROP = 15
     DEVICE = 16
     COPIED = 17
+    RECEIVED = 18
 
 
 class Flag:

@@ -31,7 +31,7 @@ class Flipper:
     def arm(self, bit: int, of: int | None = None) -> None:
         self.flips, self.of, self._seen = bit, of, 0
 
-    def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int) -> None:
+    def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int, *, copy: bool = False) -> None:
         if self.of not in (None, message_id):
             self._conn.send_chunk(message_id, pieces, size)
             return

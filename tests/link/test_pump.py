@@ -42,6 +42,8 @@ class Writer:
         self.paused = False
         self.room = 1 << 30
         self.held = False
+        self.unsettled = False
+        self.copied = False
 
     def give(self, room: int) -> None:
         """So many more chunks fit."""
@@ -57,7 +59,8 @@ class Writer:
     def hold(self) -> None: ...
     def flush(self) -> None: ...
 
-    def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int) -> None:
+    def send_chunk(self, message_id: int, pieces: Sequence[memoryview], size: int, *, copy: bool = False) -> None:
+        self.copied = copy
         data = b"".join(pieces)
         assert len(data) == size
         self.chunks.append((message_id, data))
@@ -65,6 +68,9 @@ class Writer:
 
     def drained(self) -> bool:
         return not self.held and not self.paused
+
+    def settled(self) -> bool:
+        return self.drained() and not self.unsettled
 
     def finish(self) -> None: ...
     def abort(self) -> None: ...
@@ -157,6 +163,18 @@ def test_it_is_finished_only_when_the_kernel_has_it(bench: Bench) -> None:
     bench.writer.held = False
     bench.turns()
     assert sorted(bench.finished) == [1, 2]
+
+
+def test_where_the_peer_must_have_it_first_it_is_finished_then_and_nobody_asks_meanwhile(bench: Bench) -> None:
+    bench.writer.unsettled = True
+    bench.begin(1, 30)
+    bench.turns()
+    assert len(bench.writer.chunks) == 3
+    assert bench.finished == []
+    assert not bench.loop.busy() and not bench.loop.to_next_timer(), "the connection says when the peer has it"
+    bench.writer.unsettled = False
+    bench.pump.run()
+    assert bench.finished == [1]
 
 
 def test_a_payload_of_nothing_is_finished(bench: Bench) -> None:
