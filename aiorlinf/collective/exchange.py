@@ -68,7 +68,8 @@ class Exchange:
         self._untried_max = (
             min(config.inline_max_bytes, max(compression.min_bytes - 1, 0)) if compression.enabled else config.inline_max_bytes
         )
-        self._inline_max = min(self._untried_max, config.max_message_bytes)
+        self._inline_max = min(config.inline_max_bytes, config.max_message_bytes)
+        self._coded_max = min(self._untried_max, config.max_message_bytes)
         self._frame_max = min(config.inline_max_bytes + (1 << 16), config.max_message_bytes)
         self._allow_pickle = config.allow_pickle
 
@@ -120,7 +121,7 @@ class Exchange:
             sender = link.sender
             key = context << 32 | tag
             if key in sender.flowing:
-                body = encode_inline(obj, self._inline_max, allow_pickle=self._allow_pickle)
+                body = encode_inline(obj, self._coded_max if link.codes else self._inline_max, allow_pickle=self._allow_pickle)
                 if type(body) is bytes and len(body) <= self._frame_max and sender.send_now(key, body):
                     return finished(self.home)
         self.check(tag)

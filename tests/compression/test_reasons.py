@@ -118,7 +118,7 @@ async def test_weights_are_left_alone_unless_the_job_wants_otherwise() -> None:
 
 
 @pytest.mark.asyncio
-async def test_memory_that_both_map_is_not_compressed() -> None:
+async def test_memory_that_both_map_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair_of(config_of("lz4", backend="auto")) as pair:
         assert same(await pair.trip([dense(300_000), dense(10)]), [dense(300_000), dense(10)])
         assert pair.a.stats().links[0].backend == "shm"
@@ -127,6 +127,12 @@ async def test_memory_that_both_map_is_not_compressed() -> None:
         seen = opened(pair)
         await pair.trip(dense(30_000))
         assert seen == [], "what fits into a frame rides in it"
+        slow: Any = pair.a._exchange
+        with monkeypatch.context() as patch:
+            patch.setattr(slow, "_encode", lambda *_args: pytest.fail("a small message takes the short way"))
+            work = pair.ab.send(dense(30_000))
+            assert same(await pair.ba.recv(timeout=20), dense(30_000))
+            await work
 
 
 @pytest.mark.asyncio
