@@ -617,6 +617,8 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
         if error is not None:
             log.error("closing %s failed", self.address, exc_info=error)
         if task.cancelled():
+            if self._table.trace is not None:
+                self._table.trace.abandon()
             if self._manager is not None:
                 self._manager.abandon()
             if self._embedded is not None:

@@ -127,6 +127,11 @@ class Trace:
         except Exception as error:  # whatever it was, the worker closes; who waits for the file hears of it, too
             log.warning("no trace was written to %s: %s", self.path, error)
 
+    def abandon(self) -> None:
+        """See `link.tracing.Tracing`."""
+        self._ending = True
+        self._fail(ClosedError("the worker was closed before the trace was written"))
+
     def _spawn(self, coro: Any, what: str) -> None:
         try:
             task = self._home.hold(coro, f"{what} {self.path}")
@@ -188,6 +193,7 @@ class Trace:
             await asyncio.wait(begun)
         if self._work.done():
             return
+        await recorder.written()
         events = recorder.take()
         me, manager = await self._table.joined()
         self._readings.append(await _read_clock(manager))

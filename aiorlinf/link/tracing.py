@@ -133,3 +133,6 @@ class Tracing(Protocol):
 
     async def close(self) -> None:
         """The worker is closing: end it, and write what there is."""
+
+    def abandon(self) -> None:
+        """The worker's loop ends: let go of the file as it is."""

@@ -47,6 +47,8 @@ class Recorder:
         self._step_numbers: dict[int, int] = {}  # by id of a step that is not over
         self._lock = threading.Lock()
         self._closed = False
+        self._writing: AsyncWork[None] | None = None  # one at a time, so that they stay in order
+        self._error: BaseException | None = None
         self._file = open(self._path, "wb")  # noqa: SIM115 - it stays open
         self._timer = home.loop.call_later(_SPILL_S, self._spill)
 
@@ -86,15 +88,30 @@ class Recorder:
     def _spill(self) -> None:
         """Hand what there is to a thread, and come again."""
         events = self.take()
-        if events:
-            try:
-                self._home.submit(self.write, events).add_done_callback(_look)
-            except AiorlinfError:  # the worker is closing, and writes the rest then
-                self.events[:0] = events
-                self._left += len(events)
-                return
+        if not events:
+            self._timer = self._home.loop.call_later(_SPILL_S, self._spill)
+            return
+        try:
+            self._writing = self._home.submit(self.write, events)
+        except AiorlinfError:  # the worker is closing, and writes the rest then
+            self.events[:0] = events
+            self._left += len(events)
+            return
+        self._writing.add_done_callback(self._spilled)
+
+    def _spilled(self, work: AsyncWork[None]) -> None:
+        self._writing = None
+        if not work.cancelled() and (error := work.exception()) is not None and self._error is None:
+            self._error = error
         if not self._closed:
             self._timer = self._home.loop.call_later(_SPILL_S, self._spill)
+
+    async def written(self) -> None:
+        """Wait for what is being written. Raises what an earlier write has failed with: the file is not whole then."""
+        if self._writing is not None:
+            await self._writing
+        if self._error is not None:
+            raise self._error
 
     def take(self) -> list[Event]:
         """What is not written yet, as far as the limit lets it."""
@@ -153,8 +170,3 @@ class _CallEnd(Entry):
 
     def _settled(self, work: AsyncWork[Any]) -> None:
         self.recorder.call_over(work, self.subject, work._born)
-
-
-def _look(work: AsyncWork[Any]) -> None:
-    if not work.cancelled():
-        work.exception()

@@ -14,6 +14,7 @@ import torch
 from aiorlinf import Worker, init
 from aiorlinf.errors import UsageError
 from aiorlinf.trace.files import merge
+from aiorlinf.trace.recorder import Recorder
 from tests.peers import worker
 
 __all__: list[str] = []
@@ -207,6 +208,41 @@ def test_from_synchronous_code_and_when_the_worker_is_closed(tmp_path: Path) -> 
         a.send(2, "a:0").wait()
         assert a.recv("a:0").wait() == 2
     assert len(messages(slices(tmp_path / "b.json"), "to a:0#1")) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_cannot_be_written_any_more_is_an_error_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(recorder: Recorder, events: list[Any]) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr("aiorlinf.trace.recorder._SPILL_S", 0.01)
+    monkeypatch.setattr(Recorder, "write", full)
+    async with init("a:0") as a:
+        trace = a.trace(tmp_path / "a.json")
+        for index in range(20):
+            await a.send(index, "a:0")
+            assert await a.recv("a:0") == index
+            await asyncio.sleep(0.005)
+        with pytest.raises(OSError, match="no space left"):
+            await trace
+        assert a.home.trace is None
+        await a.send("it goes on", "a:0")
+        assert await a.recv("a:0") == "it goes on"
+
+
+@pytest.mark.asyncio
+async def test_what_is_written_in_between_stays_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiorlinf.trace.recorder._SPILL_S", 0.001)
+    async with init("a:0", config=config(backend="stream")) as a, a.trace(tmp_path / "a.json"):
+        for index in range(100):
+            await asyncio.gather(a.send(torch.zeros(100_000), "a:0"), a.recv("a:0"))
+            if index % 10 == 0:
+                await asyncio.sleep(0.002)
+    found = slices(tmp_path / "a.json")
+    sends = messages(found, "to a:0#1")
+    assert len(sends) == 100
+    assert {send["args"]["outcome"] for send in sends.values()} == {"done"}
+    assert {send["args"]["way"] for send in sends.values()} == {"stream"}
 
 
 @pytest.mark.asyncio
