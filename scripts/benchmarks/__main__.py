@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import os
 import platform
@@ -14,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from scripts.benchmarks import choice, choice_plot, collectives, membership, plot, ray_actors, rollout, table, tracing
+from scripts.benchmarks import choice, choice_plot, plot, table
 from scripts.benchmarks.channel import CHANNEL
 from scripts.benchmarks.compression import COMPRESSION
 from scripts.benchmarks.driver import run_rounds
@@ -26,9 +27,20 @@ from scripts.benchmarks.results import Results
 __all__ = ["main"]
 
 SUITES: Final = {suite.name: suite for suite in (P2P, HOST, COMPRESSION, CHANNEL)}
-OTHERS: Final[dict[str, Any]] = {"membership": membership, "collectives": collectives, "ray": ray_actors, "rollout": rollout,
-                               "trace": tracing}  # fmt: skip
-"""Modules with a SUMMARY and a `main` of their own."""
+OTHERS: Final = {
+    "membership": "membership",
+    "collectives": "collectives",
+    "ray": "ray_actors",
+    "rollout": "rollout",
+    "trace": "tracing",
+    "deaths": "deaths",
+}
+"""Those with options of their own, and the modules with a SUMMARY and a `main`. Imported when they are used: some are heavy."""
+
+
+def other(name: str) -> Any:
+    """The module."""
+    return importlib.import_module(f"scripts.benchmarks.{OTHERS[name]}")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -38,9 +50,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     suites = parser.add_subparsers(dest="suite", title="suites", metavar="SUITE")
     for suite in SUITES.values():
         add_suite(suites.add_parser(suite.name, help=suite.summary, description=suite.summary), suite)
-    # These have options of their own, see `main`.
-    for name, module in OTHERS.items():
-        suites.add_parser(name, help=module.SUMMARY)
+    given = sys.argv[1:] if arguments is None else arguments
+    for name in OTHERS:
+        suites.add_parser(name, help=None if given and not {"-h", "--help"} & set(given) else other(name).SUMMARY)
     asked = parser.parse_args(arguments)
     if asked.suite is None:
         parser.print_help()
@@ -93,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print the tables, and return 1 when a measurement failed (a missed aim is printed, not a failure)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in OTHERS:
-        status: int = OTHERS[given[0]].main(given[1:])
+        status: int = other(given[0]).main(given[1:])
         return status
     asked = parse(given)
     suite = SUITES[asked.suite]

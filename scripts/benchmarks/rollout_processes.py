@@ -23,7 +23,8 @@ def run_processes(job: Job, rollout: Callable[..., None], trainer: Callable[...,
     Raises:
         SystemExit: one of them failed.
     """
-    context = context or multiprocessing.get_context("spawn")
+    context = context or multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["scripts.benchmarks.rollout_job"])  # torch is imported once
     answers = context.Queue()
     processes = [context.Process(target=rollout, args=(job, rank, *shared)) for rank in range(job.rollouts)]
     processes.append(context.Process(target=trainer, args=(job, answers, *shared)))

@@ -20,7 +20,7 @@ __all__ = ["run"]
 
 def run(job: Job) -> Figures:
     """One run in processes of its own."""
-    context: Any = torch.multiprocessing.get_context("spawn")
+    context: Any = torch.multiprocessing.get_context("forkserver")
     trajectories = context.Queue(job.ahead)
     news = [context.Queue() for _ in range(job.rollouts)]
     return run_processes(job, _rollout, _trainer, trajectories, news, context=context)

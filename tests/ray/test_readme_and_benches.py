@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -48,5 +47,6 @@ def test_bench_ray() -> None:
 
 
 def test_bench_rollout_over_ray() -> None:
-    printed = run(ROOT, "-m", "scripts.benchmarks", "rollout", "--quick", "--peers", "ray", PYTHONPATH=os.environ.get("PYTHONPATH", ""))
-    assert re.search(r"^ray.util.queue, object store +\d+ +\d+ to \d+ +[\d.]+ % +[\d.]+ % +[\d.]+ +\d+$", printed, re.MULTILINE), printed
+    printed = run(ROOT, "-m", "scripts.benchmarks", "rollout", "--quick", "--peers", "ray", "torch")
+    for title in ("ray.util.queue, object store", "torch.multiprocessing queues"):
+        assert re.search(rf"^{title} +\d+ +\d+ to \d+ +[\d.]+ % +[\d.]+ % +[\d.]+ +\d+$", printed, re.MULTILINE), printed
