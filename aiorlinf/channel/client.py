@@ -344,7 +344,7 @@ class Conversation:
         self._arrivals.pop(number, None)
         asked = self._asks.pop(number, None)
         call = self._gets.pop(number, None)
-        if asked is None and (call is None or (call.work is None and type(call) is GetCall)):
+        if asked is None and (call is None or (call.work is None and not isinstance(call, GetStream))):
             self._send_back(arrival)
             return
         try:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
+from aiorlinf.channel.affinity import Affinity
 from aiorlinf.channel.budget import ByteBudget
 from aiorlinf.channel.entries import HEAD, HELLO, REQUESTS
 from aiorlinf.channel.host_port import Hosted
@@ -142,7 +143,7 @@ class ChannelHost:
             shared=self._shared,
             told=self._told,
         )
-        return Hosted(settings, queue)
+        return Hosted(settings, queue, Affinity() if settings.distributed else None)
 
     # ---- listening
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from aiorlinf.address import WorkerAddress
+    from aiorlinf.channel.affinity import Affinity
     from aiorlinf.channel.handle import Handle
     from aiorlinf.channel.queue import ChannelQueue
     from aiorlinf.channel.records import Get, Put
@@ -41,10 +42,11 @@ class Talk(Protocol):
 
 
 class Hosted(NamedTuple):
-    """One channel."""
+    """One channel; `affinity` if it is the first replica of several."""
 
     settings: ChannelSettings
     queue: ChannelQueue
+    affinity: Affinity | None = None
 
 
 class HostPort:

@@ -66,6 +66,11 @@ class Role:
                 raise UsageError(f"labels: {key!r}: {text!r}: both are text")
         return cls(consumer=names["consumer"], producer=names["producer"], share=float(share), labels=labels, joins=tuple(joins))
 
+    def elsewhere(self) -> Role:
+        """At a further replica: who it is, without being it from the beginning, but for a consumer that a policy shall know."""
+        joins = tuple(join for join in self.joins if join == "consumer")
+        return Role(consumer=self.consumer, producer=self.producer, share=self.share, labels=self.labels, joins=joins)
+
     def told(self, own: str) -> dict[str, Any]:
         """For the channel worker."""
         return {

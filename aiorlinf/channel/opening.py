@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from aiorlinf.address import WorkerAddress
 from aiorlinf.channel import spawn
+from aiorlinf.channel.replicas import open_spread
 from aiorlinf.channel.settings import ChannelSettings
 from aiorlinf.errors import ChannelError, RendezvousError, UsageError
 
@@ -52,15 +53,42 @@ async def create(
         await _start(life, settings.worker, env, end)
     host = WorkerAddress(settings.worker)
     table.expect(host)
-    return await hub.open(settings, role, create=True)
+    channel = await hub.open(settings, role, create=True)
+    return channel if not settings.distributed else await _spread(hub, table, life, channel, settings, role, env, end)
 
 
-async def connect(hub: ChannelHub, table: LinkTable, life: Lifeline, name: str, role: Role, timeout: float) -> Channel:
+async def _spread(
+    hub: ChannelHub,
+    table: LinkTable,
+    life: Lifeline,
+    channel: Channel,
+    settings: ChannelSettings,
+    role: Role,
+    env: Callable[[str], Mapping[str, str]],
+    end: float,
+) -> Channel:
+    async def start(address: str, env: Callable[[str], Mapping[str, str]]) -> None:
+        if not await _alive(life, address):
+            await _start(life, address, env, end)
+
+    return await open_spread(hub, table, life, channel, settings, role, env, start, max(0.0, end - time.monotonic()))
+
+
+async def connect(
+    hub: ChannelHub,
+    table: LinkTable,
+    life: Lifeline,
+    name: str,
+    role: Role,
+    env: Callable[[str], Mapping[str, str]],
+    timeout: float,
+) -> Channel:
     """A handle of the channel of this name. Waits until there is one.
 
     Raises:
         RendezvousError: nobody made it in time.
     """
+    end = time.monotonic() + timeout
     try:
         holding = await life.find("channel", name, timeout)
     except RendezvousError as error:
@@ -68,7 +96,8 @@ async def connect(hub: ChannelHub, table: LinkTable, life: Lifeline, name: str, 
         raise
     settings = ChannelSettings.unpublished(holding.value)
     table.expect(holding.owner.address)
-    return await hub.open(settings, role, create=False)
+    channel = await hub.open(settings, role, create=False)
+    return channel if not settings.distributed else await _spread(hub, table, life, channel, settings, role, env, end)
 
 
 async def _held(life: Lifeline, name: str) -> ChannelSettings | None:

@@ -375,6 +375,27 @@ class RemotePort:
         watch(answer, lambda answer: _pass_on(answer, work, what))
         self._conversation.ask(answer, Op.ASK, self.number, Bits.ALL_KEYS if all_keys else 0, what.encode(), encode_key(key))
 
+    @property
+    def lost(self) -> Callable[[], AiorlinfError] | None:
+        """Makes the error of what is called after the end of the channel worker; None before it."""
+        return self._conversation.cause
+
+    def question(self, what: bytes, key: Key = None) -> AsyncWork[Any]:
+        """Ask what only the parts of a channel ask each other."""
+        work: AsyncWork[Any] = AsyncWork(self.home, "connect_channel", abort=lambda _: None)
+        watch(work, lambda _: None)
+        if self._conversation.cause is not None:
+            work._fail(self._conversation.cause())
+        else:
+            self._conversation.ask(work, Op.ASK, self.number, 0, what, b"" if key is None else encode_key(key))
+        return work
+
+    def forget_put(self, call: PutCall) -> None:
+        """This one will not be started."""
+        item, call.payload = call.payload, None
+        if isinstance(item, _Item):
+            item.stop()
+
     def report(self, free_memory: int | None) -> None:
         if self._conversation.cause is None:
             bits = Bits.NOWAIT if free_memory is None else 0

@@ -22,12 +22,14 @@ from aiorlinf.channel.records import Delivery, Put, Rejected
 from aiorlinf.channel.settings import ChannelSettings
 from aiorlinf.channel.stats import take_stats
 from aiorlinf.channel.watching import watch
-from aiorlinf.errors import AiorlinfError, PeerLeft, WireError
+from aiorlinf.errors import AiorlinfError, ChannelClosed, PeerLeft, WireError
 
 if TYPE_CHECKING:
     import asyncio
 
     from aiorlinf.address import WorkerAddress
+    from aiorlinf.channel.affinity import Affinity
+    from aiorlinf.channel.records import Key
     from aiorlinf.collective.exchange import Exchange
     from aiorlinf.link.link import Link
     from aiorlinf.work.base import AsyncWork
@@ -241,6 +243,15 @@ class Session:
             self._answer(each, queue.full)
         elif each.payload == b"stats":
             self._answer(each, take_stats(queue, self.clock(), str(self.exchange.local), hosted.settings.policy).to_dict())
+        elif each.payload == b"produce":
+            try:
+                port.handle.producing()
+            except ChannelClosed as error:
+                self.fail(each.port, each.number, error)
+            else:
+                self._answer(each, None)
+        elif each.payload.startswith((b"nodes", b"place ")):
+            self._answer(each, _place(hosted.affinity, each.payload, key))
         elif each.payload == b"peek":
             items = queue.items(key)
             if items:
@@ -295,3 +306,19 @@ class Session:
         for port in self.ports.values():
             port.handle.gone(now, cause)
         self._host.session_ended(self)
+
+
+def _place(affinity: Affinity | None, question: bytes, key: Key) -> Any:
+    """The answer to "place", a node's name: the replica of the key; to "nodes", perhaps with a new one and its replica: all there are."""
+    if affinity is None:
+        raise WireError("a channel without replicas is asked for them")
+    what, _, told = question.partition(b" ")
+    try:
+        if what == b"place":
+            return affinity.nodes[affinity.place(key, told.decode())]
+        if told:
+            node, name = orjson.loads(told)
+            affinity.join(str(node), str(name))
+    except (ValueError, TypeError, KeyError):
+        raise WireError(f"a malformed question about replicas: {question[:80]!r}") from None
+    return affinity.nodes

@@ -9,10 +9,11 @@ import math
 import pickle
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from aiorlinf.address import WorkerAddress
+from aiorlinf.channel.affinity import replica_name
 from aiorlinf.channel.policies import LoadBalancePolicy, import_policy
 from aiorlinf.channel.records import Key
 from aiorlinf.errors import UsageError, WireError
@@ -22,6 +23,9 @@ __all__ = ["ChannelSettings", "PolicySource", "check_key", "check_name", "check_
 PolicySource = str | LoadBalancePolicy | None
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-/]{0,54}", re.ASCII)
+_NEVER_ENDS = 2**31 - 1
+"""Producers: so many never come."""
+
 _MAX_KEY_BYTES = 1024
 _MAX_DESCRIPTION = 400
 _MAX_POLICY_BYTES = 256 * 1024
@@ -57,6 +61,7 @@ class ChannelSettings:
         producers: so many must have come before the stream can end.
         worker: the channel worker that holds it.
         shared_max_bytes: bound on the payload bytes of all channels of that worker, None: none.
+        distributed: there is a replica on each node that uses it (`channel.spread`); the bounds are of each.
     """
 
     name: str
@@ -67,6 +72,7 @@ class ChannelSettings:
     producers: int = 1
     worker: str = ""
     shared_max_bytes: int | None = None
+    distributed: bool = False
 
     @classmethod
     def make(
@@ -79,6 +85,7 @@ class ChannelSettings:
         producers: int = 1,
         worker: str | None = None,
         shared_max_bytes: int | None = None,
+        distributed: bool = False,
     ) -> ChannelSettings:
         """Check what a user says.
 
@@ -91,9 +98,17 @@ class ChannelSettings:
         for what, value in (("max_bytes", max_bytes), ("shared_max_bytes", shared_max_bytes)):
             if value is not None:
                 _whole(what, value, 1)
+        if type(distributed) is not bool:
+            raise UsageError(f"distributed={distributed!r} is neither true nor false", operation="create_channel")
         description, pickled = _describe(policy)
         address = worker_of(name if worker is None else check_name(worker, "worker"))
-        return cls(name, maxsize, max_bytes, description, pickled, producers, str(address), shared_max_bytes)
+        return cls(name, maxsize, max_bytes, description, pickled, producers, str(address), shared_max_bytes, distributed)
+
+    def replica(self, node: str) -> ChannelSettings:
+        """Of the replica on another node than the first. It does not end by itself."""
+        worker = WorkerAddress(self.worker).removeprefix("channel.").rpartition(":")[0]
+        address = str(worker_of(replica_name(worker, node)))
+        return replace(self, name=replica_name(self.name, node), worker=address, producers=_NEVER_ENDS, distributed=False)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -111,6 +126,8 @@ class ChannelSettings:
             WorkerAddress(settings.worker)
             _whole("maxsize", settings.maxsize, 0)
             _whole("producers", settings.producers, 1)
+            if type(settings.distributed) is not bool:
+                raise TypeError("distributed")
             for value in (settings.max_bytes, settings.shared_max_bytes):
                 if value is not None:
                     _whole("max_bytes", value, 1)

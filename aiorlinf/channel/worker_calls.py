@@ -47,6 +47,7 @@ class ChannelCalls:
         producers: int = 1,
         worker: str | None = None,
         shared_max_bytes: int | None = None,
+        distributed: bool = False,
         producer: bool | str = False,
         consumer: bool | str = False,
         share: float = 1.0,
@@ -68,6 +69,9 @@ class ChannelCalls:
             producers: so many must have come before the stream can end.
             worker: name of the channel worker, by default the channel's; channels of one worker share a process.
             shared_max_bytes: bound on the payload bytes of all channels of that worker, None for none; the same for all of them.
+            distributed: one replica on each node (label ``host``) that uses the channel. A key belongs to the node that used it first; what
+                has no key is put on the own node, and a get without a key asks there first, then everywhere. The bounds are of each
+                replica. Gets that wait at a replica which is lost end with `PeerLost`, which names it.
             producer, consumer: what this handle is from now on, not only from its first put or get; a text is its name (by default our
                 address).
             share, labels: what a policy shall know of it as a consumer.
@@ -88,6 +92,7 @@ class ChannelCalls:
             producers=producers,
             worker=worker,
             shared_max_bytes=shared_max_bytes,
+            distributed=distributed,
         )
         role = Role.make(producer, consumer, share, labels)
 
@@ -124,7 +129,7 @@ class ChannelCalls:
         async def connect() -> Channel:
             me, life = await asyncio.shield(self._ready)
             limit = me.config.cluster.network.rendezvous_timeout_s if timeout is None else timeout
-            return await opening.connect(self._channels, self._table, life, name, role, limit)
+            return await opening.connect(self._channels, self._table, life, name, role, self.env, limit)
 
         return self._begin_work(connect)
 
