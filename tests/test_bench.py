@@ -263,6 +263,14 @@ def test_membership_measures_jobs_of_several_sizes() -> None:
     assert "Cost with 40 workers to that with 20: join " in done.stdout
 
 
+def test_deaths_are_timed() -> None:
+    done = bench("deaths", "--kills", "3", "--freezes", "1", "--heartbeat", "1.5")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith("| SIG")]
+    assert [(row[1].split(",")[0].strip(), int(row[2])) for row in rows] == [("SIGKILL", 3), ("SIGSTOP", 1)]
+    assert all(float(row[3].replace(",", "")) > 0 for row in rows)
+
+
 def test_what_a_trace_costs_is_measured() -> None:
     done = bench("trace", "--messages", "40", "--rounds", "1")
     assert done.returncode == 0, done.stderr

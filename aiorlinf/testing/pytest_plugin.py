@@ -24,18 +24,20 @@ plugin of its own.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-pytest.register_assert_rewrite("aiorlinf.testing.conformance")
+if "aiorlinf.testing.conformance" not in sys.modules:
+    pytest.register_assert_rewrite("aiorlinf.testing.conformance")
 
-from aiorlinf.testing.cluster import LocalCluster  # noqa: E402  # after the line above
-from aiorlinf.testing.cluster import local_cluster as make_local_cluster  # noqa: E402
-from aiorlinf.testing.spawned import SpawnedCluster  # noqa: E402
-from aiorlinf.testing.spawned import spawned_cluster as make_spawned_cluster  # noqa: E402
+from aiorlinf.testing.cluster import LocalCluster  # after the line above
+from aiorlinf.testing.cluster import local_cluster as make_local_cluster
+from aiorlinf.testing.spawned import SpawnedCluster
+from aiorlinf.testing.spawned import spawned_cluster as make_spawned_cluster
 
 __all__ = ["fixture_local_cluster", "fixture_spawned_cluster", "pytest_configure"]
 
