@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aiorlinf.address import WorkerAddress
 from aiorlinf.channel import spawn
-from aiorlinf.channel.replicas import open_spread
+from aiorlinf.channel.replicas import on_node, open_spread
 from aiorlinf.channel.settings import ChannelSettings
 from aiorlinf.errors import ChannelError, RendezvousError, UsageError
 
@@ -50,7 +50,8 @@ async def create(
                 hint="connect_channel(name) takes it as it is",
             )
     elif not await _alive(life, settings.worker):
-        await _start(life, settings.worker, env, end)
+        first = on_node(env, (await life.lookup(table.address, timeout)).labels.get("host", "")) if settings.distributed else env
+        await _start(life, settings.worker, first, end)
     host = WorkerAddress(settings.worker)
     table.expect(host)
     channel = await hub.open(settings, role, create=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aiorlinf.manager.lifeline import Lifeline
     from aiorlinf.work.base import AsyncWork
 
-__all__ = ["Start", "open_spread"]
+__all__ = ["Start", "on_node", "open_spread"]
 
 Start = Callable[[str, Callable[[str], Mapping[str, str]]], Awaitable[None]]
 """Start a channel worker with this address unless there is one, with the environment that the function gives."""
@@ -70,7 +70,7 @@ async def open_spread(
         own = await open_replica(nodes[node])
     elif node not in nodes:
         replica = settings.replica(node)
-        await start(replica.worker, lambda address: {**env(address), **_on_node(node)})
+        await start(replica.worker, on_node(env, node))
         nodes[node] = replica.name
         own = await open_replica(replica.name, create=True)
         nodes = await primary.question(b"nodes " + orjson.dumps([node, replica.name]))
@@ -81,9 +81,10 @@ def _port_of(channel: Channel) -> RemotePort:
     return cast(RemotePort, channel._port)
 
 
-def _on_node(node: str) -> dict[str, str]:
-    """The channel worker has our node's label, wherever that came from."""
+def on_node(env: Callable[[str], Mapping[str, str]], node: str) -> Callable[[str], Mapping[str, str]]:
+    """The environment of a channel worker that has our node's label, wherever that came from."""
     if "," in node or "=" in node or not node:
-        return {}
+        return env
     known = os.environ.get("AIORLINF_LABELS", "")
-    return {"AIORLINF_LABELS": f"{known},host={node}" if known else f"host={node}"}
+    labels = {"AIORLINF_LABELS": f"{known},host={node}" if known else f"host={node}"}
+    return lambda address: {**env(address), **labels}
