@@ -399,7 +399,7 @@ class Receiver:
         receive.receiver = self
         receive.order = message.order
         if self.trace is not None:
-            self.trace.taken(receive)
+            self.trace.picked(receive.order)
         assert message.body is not None
         try:
             value = decode_inline(memoryview(message.body), allow_pickle=self.allow_pickle)
@@ -420,7 +420,7 @@ class Receiver:
         receive.receiver = self
         receive.order = message.order
         if self.trace is not None:
-            self.trace.taken(receive)
+            self.trace.picked(receive.order)
         assert message.body is not None
         return arrived(self.home, self.delivery.small_parcel(bytes(message.body)), receive.give_back, receive)
 

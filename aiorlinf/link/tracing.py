@@ -92,6 +92,11 @@ class LinkTrace:
         work = receive.work
         self._record((PASSED, self._number, message, now, size, key, receive.order, now if work is None else work._born))
 
+    def picked(self, order: int) -> None:
+        """A small message that waited goes to a receive that is just called: `taken`, kept short."""
+        now = monotonic()
+        self._record((TAKEN, order, now, now, "recv"))
+
     def matched(self, receive: Receive, message: Incoming) -> None:
         """It goes to this receive, when it is whole."""
         now = monotonic()
