@@ -318,6 +318,8 @@ class Sender:
 
     def end_withdrawn(self, out: Outgoing) -> None:
         """The caller has cancelled, and nothing uses the memory any more."""
+        if self.trace is not None:
+            self.trace.sent(out, False)
         self._end(out, b"", Flag.WITHDRAWN)
         if not any(way.revoke(out) for way in self.ways):
             out.restore()
