@@ -229,5 +229,5 @@ async def test_the_loop_goes_on_while_codecs_work(home: LoopHome) -> None:
     ticking = asyncio.create_task(tick())
     await side.begin(dense(200 * CHUNK)).all()
     ticking.cancel()
-    assert turns > 50
+    assert turns > 10
     await side.clean()
