@@ -150,7 +150,9 @@ class LocalCluster:
         """Put a proxy between two workers, for every link that they make from now on. It lives on the running loop and ends with this.
 
         With ``backend="stream"`` everything that the two exchange goes through it; otherwise large payloads go around it, in the memory of
-        this host. What it does to the first bytes of a connection, it does to the proof of who is there.
+        this host. What it does to the first bytes of a connection, it does to the proof of who is there. A link that it cuts or forgets is
+        restored past it, for the two have told each other where they are; with ``cluster.network.reconnect_timeout_s: 0`` it is lost, and
+        the next one goes through the proxy again.
 
         Raises UsageError: these are not two addresses, or there is a proxy between them.
         """

@@ -4,7 +4,7 @@ It stands before any TCP server; `aiorlinf.testing.cluster` puts one between two
 
     proxy = cluster.between("rollout:0", "trainer:0", Plan(delay_s=0.02))
     ...
-    proxy.cut()  # both ends get a reset; the next use makes a new link
+    proxy.cut()  # both ends get a reset, and restore their link
 
 What happens to a connection is said by a `Plan` beforehand, for each in the order in which they are made, or by calls, for those that are
 there. A plan counts bytes, so that the same thing happens at the same place each time.

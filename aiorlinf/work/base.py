@@ -425,7 +425,12 @@ class AsyncWork(Generic[T]):
                 hint="make the worker with loop='thread' to use it from several loops",
             )
         waiter = LoopWaiter(loop)
-        self._home.call_soon(self._attach_outside, waiter)
+        try:
+            self._home.call_soon(self._attach_outside, waiter)
+        except ClosedError:
+            if self._state:  # it was the last thing that its loop did, a moment ago
+                return
+            raise
         end = None if timeout is None else loop.time() + timeout
         while True:
             future = waiter.future
@@ -443,6 +448,8 @@ class AsyncWork(Generic[T]):
             if self._state:
                 return
             if self._home.loop.is_closed():
+                if self._state:
+                    return
                 raise self._loop_closed()
             if end is not None and loop.time() >= end:
                 self._leave_soon(waiter, False)
@@ -522,6 +529,8 @@ class AsyncWork(Generic[T]):
     def _block(self, timeout: float | None) -> None:
         home = self._home
         if home.loop.is_closed():
+            if self._state:  # it was the last thing that its loop did, a moment ago
+                return
             raise self._loop_closed()
         if home.on_home():
             raise WouldBlockLoop(
@@ -535,7 +544,13 @@ class AsyncWork(Generic[T]):
         begin = monotonic()
         woken = False
         try:
-            home.call_soon(self._attach_outside, waiter)
+            try:
+                home.call_soon(self._attach_outside, waiter)
+            except ClosedError:
+                if self._state:
+                    woken = True
+                    return
+                raise
             while not self.done():
                 left = SLICE if timeout is None else min(SLICE, timeout - (monotonic() - begin))
                 woken = lock.acquire(True, max(0.0, left))
@@ -543,7 +558,7 @@ class AsyncWork(Generic[T]):
                     return
                 if timeout is not None and monotonic() - begin >= timeout:
                     raise self._too_late(timeout, begin)
-                if home.loop.is_closed():
+                if home.loop.is_closed() and not self._state:
                     raise self._loop_closed()
         finally:
             if not woken:

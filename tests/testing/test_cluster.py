@@ -14,6 +14,7 @@ from tests.system import soon
 
 __all__: list[str] = []
 
+ONCE = {"cluster": {"network": {"reconnect_timeout_s": 0}}}
 QUICK = {"cluster": {"network": {"heartbeat_timeout_s": 2.0, "rendezvous_timeout_s": 10.0}}}
 
 
@@ -155,8 +156,18 @@ async def test_everything_goes_through_the_proxy() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_link_that_is_cut_is_lost_and_made_anew() -> None:
+async def test_a_link_that_is_cut_goes_on() -> None:
     async with local_cluster("w=2", backend="stream") as cluster:
+        proxy = cluster.between("w:0", "w:1", Plan(cut_after=500_000), Plan())
+        tensor = torch.arange(300_000)
+        got = await trip(cluster, "w:0", "w:1", tensor)  # it is cut in the middle of that
+        assert torch.equal(got, tensor)  # type: ignore[arg-type]  # a tensor
+        assert proxy.connections == 0, "where the other one is, both know by now without the manager"
+
+
+@pytest.mark.asyncio
+async def test_a_link_that_is_cut_and_may_not_go_on_is_lost_and_made_anew() -> None:
+    async with local_cluster("w=2", ONCE, backend="stream") as cluster:
         proxy = cluster.between("w:0", "w:1")
         assert await trip(cluster, "w:0", "w:1") == "hello"
         await soon(lambda: proxy.connections == 1)
@@ -171,7 +182,7 @@ async def test_a_link_that_is_cut_is_lost_and_made_anew() -> None:
 
 @pytest.mark.asyncio
 async def test_a_link_that_is_cut_in_the_middle_of_a_message() -> None:
-    async with local_cluster("w=2", backend="stream") as cluster:
+    async with local_cluster("w=2", ONCE, backend="stream") as cluster:
         cluster.between("w:0", "w:1", Plan(cut_after=500_000), Plan())
         work = cluster["w:0"].send(torch.zeros(1 << 20), "w:1")
         receive = cluster["w:1"].recv("w:0")

@@ -67,6 +67,37 @@ def test_a_chain_made_and_waited_for_in_a_thread(home_thread: LoopThread) -> Non
     assert work.then(lambda value: (value, threading.get_ident())).wait(10) == (3, home_thread.home.thread_id)
 
 
+def ends_with_its_loop(thread: LoopThread, monkeypatch: pytest.MonkeyPatch) -> AsyncWork[int]:
+    """A work that is finished as the last thing that its loop does, at the moment when somebody begins to wait."""
+    work = recv(thread)
+    calls = thread.home.call_soon
+
+    def call_soon(*call: Any) -> None:
+        monkeypatch.setattr(thread.home, "call_soon", calls)
+        thread.loop.call_soon_threadsafe(work._finish, 7)
+        thread.stop()
+        calls(*call)
+
+    monkeypatch.setattr(thread.home, "call_soon", call_soon)
+    return work
+
+
+def test_a_work_that_ends_with_its_loop_in_the_moment_of_the_wait(home_thread: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ends_with_its_loop(home_thread, monkeypatch).wait(10) == 7
+
+
+@pytest.mark.parametrize("timeout", [None, 10.0])
+def test_the_same_for_one_that_waits_on_another_loop(
+    home_thread: LoopThread, monkeypatch: pytest.MonkeyPatch, timeout: float | None
+) -> None:
+    work = ends_with_its_loop(home_thread, monkeypatch)
+
+    async def main() -> int:
+        return await work.async_wait(timeout)
+
+    assert asyncio.run(main()) == 7
+
+
 def test_a_limit_of_wait_consumes_nothing(home_thread: LoopThread) -> None:
     given_back: list[int] = []
     work = recv(home_thread, give_back=given_back.append)
