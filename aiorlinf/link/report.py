@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_REPORT_BYTES", "make_report"]
 
-MAX_REPORT_BYTES = 900 * 1024
-"""It must fit in a message of the manager's."""
+MAX_REPORT_BYTES = 240 * 1024
+"""Many of them may be on their way from the manager to who asks at once."""
 
 _ENTRIES = 1024
 """Of each kind at first; fewer if that is too much."""

@@ -14,7 +14,9 @@ from aiorlinf.observe.waiting import Circle, Wait, find_circles
 
 __all__ = ["JobState", "WorkerState", "ask_job", "waits_of"]
 
-_AT_ONCE = 256
+_AT_ONCE = 64
+"""Workers that are asked at a time: all that they answer together is less than what the manager keeps for one who reads slowly."""
+
 _MIN_AGE_S = 1.0
 """A wait that has just begun is no reason to look for a circle: what would end it may be on its way, or in a report a moment older."""
 
