@@ -28,6 +28,7 @@ __all__ = ["Keeper", "Owner"]
 log = logging.getLogger("aiorlinf.manager")
 
 _ATTEMPT_S = 3600.0  # of reaching the manager again, with pauses in between; after it we begin anew
+_WHOLE_S = 4.0  # so long it may take until all are back at a manager that was started anew
 _REPORTS_AT_ONCE = 4
 _PAUSE_S = (0.5, 1.5)  # between attempts that failed for another reason than that nobody was there
 
@@ -75,6 +76,7 @@ class Keeper:
         self.mirror = Mirror()
         self.config = JobConfig()
         self.away_since: float | None = None
+        self._whole_at = 0.0  # by then all workers are back at a manager that was started anew
         self.registration: Registration | None = None
         self._owner = owner
         self._worker = worker
@@ -209,6 +211,7 @@ class Keeper:
                 raise
             if not self.ended():
                 self._client, self.away_since = client, None
+                self._whole_at = asyncio.get_running_loop().time() + _WHOLE_S if client.recovering else 0.0
                 self._wake()
                 log.warning("%s is back at the manager", self._worker)
             else:
@@ -319,6 +322,12 @@ class Keeper:
             for record in records:
                 if self.mirror.own is None or record.address != self.mirror.own.address:
                     self.mirror.saw(record)
+            if asyncio.get_running_loop().time() < self._whole_at:  # others that live may not have come back to it yet
+                here = {record.address for record in records}
+                records = sorted(
+                    [*records, *(known for known in self.mirror.records() if known.address not in here)],
+                    key=lambda record: record.address.sort_key,
+                )
             return records
 
         return await self._ask_within(ask, None, self.mirror.records, "")
