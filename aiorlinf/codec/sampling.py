@@ -29,11 +29,12 @@ def looks_random(context: Context, src: memoryview, scratch: memoryview) -> bool
     return all(context.compress_into(src[place * gap : place * gap + SAMPLE], room) is None for place in range(_PLACES))
 
 
-_FEW = 4
+_FEW = 8
 
 
 def all_random(context: Context, leaves: Sequence[memoryview]) -> bool:
-    """Whether these are a few large leaves that all look random: some hundred microseconds with a quick codec, and less where one does not.
+    """Whether these are a few large leaves that all look random: half a millisecond at most with a quick codec, and far less where one
+    does not.
 
     False if it cannot be said so quickly. Raises what the codec raises.
     """

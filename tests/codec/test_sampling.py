@@ -48,4 +48,5 @@ def test_a_message_is_called_random_only_if_a_quick_look_can_tell_of_all_of_it(n
     assert not random()
     assert not random(noise, dense(SAMPLED_FROM))
     assert not random(noise, noise[1:])
-    assert not random(*[noise] * 5)
+    assert random(*[noise] * 8)
+    assert not random(*[noise] * 9)
