@@ -11,11 +11,12 @@ import argparse
 import importlib
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from statistics import median
 from typing import Any, Final
+
+from scripts.benchmarks.ray_cluster import connected
 
 __all__ = ["SUMMARY", "main"]
 
@@ -24,7 +25,6 @@ SUMMARY = "objects and small messages between two Ray actors"
 AIM: Final = 5.0
 MIB: Final = 1 << 20
 WARM_UP: Final = 3
-STORE_BYTES: Final = 2 << 30
 SMALL: Final = {"step": 1, "reward": 0.5, "name": "x", "ids": [1, 2, 3]}
 SHARES: Final = (30, 20, 15, 10, 8, 6, 5, 3, 2, 1)
 """Of the ten tensors, in percent."""
@@ -50,33 +50,23 @@ def main(arguments: Sequence[str]) -> int:
 
 def _measure(nbytes: int, rounds: int, transfers: int, trips: int) -> dict[str, list[float]]:
     """Seconds by name of measurement, one per round."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # The actors find this module.
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    ray: Any = importlib.import_module("ray")
     import aiorlinf.ray
 
     found: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory(prefix="aio-") as folder:
-        ray.init(
-            address="local", num_cpus=4, object_store_memory=STORE_BYTES, include_dashboard=False, log_to_driver=False,
-            configure_logging=False, _temp_dir=folder, _node_ip_address="127.0.0.1",
-        )  # fmt: skip
-        try:
-            with aiorlinf.ray.start() as job:
-                taker = ray.remote(num_cpus=0)(_Taker).remote()
-                answering = job.worker(_Answerer, "b:0", num_cpus=0).remote()
-                leading = job.worker(_Leader, "a:0", num_cpus=0).remote(nbytes)
-                for _ in range(rounds):
-                    answers = answering.answer.remote(trips + WARM_UP, transfers + WARM_UP)
-                    for name, seconds in ray.get(leading.ours.remote(trips, transfers)).items():
-                        found.setdefault(name, []).append(seconds)
-                    ray.get(answers)
-                    for name, seconds in ray.get(leading.rays.remote(taker, trips, transfers)).items():
-                        found.setdefault(name, []).append(seconds)
-                del answering, leading, taker
-        finally:
-            ray.shutdown()
+    with connected() as ray, aiorlinf.ray.start() as job:
+        taker = ray.remote(num_cpus=0)(_Taker).remote()
+        answering = job.worker(_Answerer, "b:0", num_cpus=0).remote()
+        leading = job.worker(_Leader, "a:0", num_cpus=0).remote(nbytes)
+        for _ in range(rounds):
+            answers = answering.answer.remote(trips + WARM_UP, transfers + WARM_UP)
+            for name, seconds in ray.get(leading.ours.remote(trips, transfers)).items():
+                found.setdefault(name, []).append(seconds)
+            ray.get(answers)
+            for name, seconds in ray.get(leading.rays.remote(taker, trips, transfers)).items():
+                found.setdefault(name, []).append(seconds)
+        del answering, leading, taker
     return found
 
 

@@ -4,37 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
-import tempfile
-from typing import Any, Final
+from typing import Any
 
 from atari.messages import Trajectory, Weights
 
+from scripts.benchmarks.ray_cluster import connected
 from scripts.benchmarks.rollout_job import Figures, Job, roll_out, train
 
 __all__ = ["run"]
 
-STORE_BYTES: Final = 2 << 30
-
 
 def run(job: Job) -> Figures:
-    """One run in a cluster of its own, on this machine."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray: Any = importlib.import_module("ray")
-    with tempfile.TemporaryDirectory(prefix="aio-") as folder:
-        ray.init(
-            address="local", num_cpus=4, object_store_memory=STORE_BYTES, include_dashboard=False, log_to_driver=False,
-            configure_logging=False, _temp_dir=folder, _node_ip_address="127.0.0.1",
-        )  # fmt: skip
-        try:
-            queue = importlib.import_module("ray.util.queue").Queue(maxsize=job.ahead, actor_options={"num_cpus": 0})
-            rollouts = [ray.remote(num_cpus=1)(_Rollout).remote(queue) for _ in range(job.rollouts)]
-            trainer = ray.remote(num_cpus=1)(_Trainer).remote(queue, rollouts)
-            playing = [actor.run.remote(job, rank) for rank, actor in enumerate(rollouts)]
-            figures: Figures = ray.get(trainer.run.remote(job))
-            ray.get(playing)
-        finally:
-            ray.shutdown()
+    """One run."""
+    with connected() as ray:
+        queue = importlib.import_module("ray.util.queue").Queue(maxsize=job.ahead, actor_options={"num_cpus": 0})
+        rollouts = [ray.remote(num_cpus=1)(_Rollout).remote(queue) for _ in range(job.rollouts)]
+        trainer = ray.remote(num_cpus=1)(_Trainer).remote(queue, rollouts)
+        playing = [actor.run.remote(job, rank) for rank, actor in enumerate(rollouts)]
+        figures: Figures = ray.get(trainer.run.remote(job))
+        ray.get(playing)
+        queue.shutdown()
     return figures
 
 

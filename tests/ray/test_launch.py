@@ -94,6 +94,8 @@ def test_what_cannot_be_started(cluster: Any, tmp_path: Path) -> None:
         aiorlinf.ray.launch(meet, "left=1", placement={"rihgt": {}})
     with pytest.raises(UsageError, match="placement: 'left' has 3"):
         aiorlinf.ray.launch(meet, "left=1", placement={"left": 3})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="num_nonsense"):
+        aiorlinf.ray.launch(script(tmp_path, SLEEPS), "right=1,left=1", placement={"left": {"num_nonsense": 3}}, args=[str(tmp_path)])
 
 
 @pytest.mark.timeout(120)

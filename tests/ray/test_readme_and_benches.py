@@ -38,15 +38,15 @@ def test_the_program_of_the_readme(cluster: Any, tmp_path: Path) -> None:
     assert "64 steps" in run(tmp_path, "on_ray.py", RAY_ADDRESS=cluster.address).splitlines()
 
 
-def test_bench_ray() -> None:
-    printed = run(ROOT, "-m", "scripts.benchmarks", "ray", "--quick")
+def test_bench_ray(cluster: Any) -> None:
+    printed = run(ROOT, "-m", "scripts.benchmarks", "ray", "--quick", RAY_ADDRESS=cluster.address)
     assert re.search(
         r"ten tensors, 1 MiB\n  aiorlinf +[\d.]+ [mu]s\n  Ray, tensors +[\d.]+ [mu]s   aiorlinf is [\d.]+ times as fast, aim", printed
     )
     assert re.search(r"small dict.*\n  aiorlinf +[\d.]+ [mu]s\n  Ray, an actor's call +[\d.]+ [mu]s   aiorlinf is [\d.]+", printed)
 
 
-def test_bench_rollout_over_ray() -> None:
-    printed = run(ROOT, "-m", "scripts.benchmarks", "rollout", "--quick", "--peers", "ray", "torch")
+def test_bench_rollout_over_ray(cluster: Any) -> None:
+    printed = run(ROOT, "-m", "scripts.benchmarks", "rollout", "--quick", "--peers", "ray", "torch", RAY_ADDRESS=cluster.address)
     for title in ("ray.util.queue, object store", "torch.multiprocessing queues"):
         assert re.search(rf"^{title} +\d+ +\d+ to \d+ +[\d.]+ % +[\d.]+ % +[\d.]+ +\d+$", printed, re.MULTILINE), printed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -107,6 +108,12 @@ def plain_class(given: Any) -> tuple[type, dict[str, Any]]:
     return given, {}
 
 
+@functools.lru_cache(maxsize=256)
+def _joined(given: type) -> type:
+    """The class that Ray gets. Its name is that of the user's, so that logs and dashboard show it."""
+    return type(given.__name__, (Joined, given), {"__module__": given.__module__, "__doc__": given.__doc__})
+
+
 class ActorMaker:
     """An actor's class with its place in a job, ready to be started: as Ray's own ``ActorClass``, with `remote` and `options`."""
 
@@ -131,9 +138,7 @@ class ActorMaker:
             ValueError: Ray does not know an option.
         """
         inspect.signature(self._class).bind(*args, **kwargs)
-        # The name is that of the class, so that Ray's logs and its dashboard show it.
-        joined = type(self._class.__name__, (Joined, self._class), {"__module__": self._class.__module__, "__doc__": self._class.__doc__})
-        made = ray_itself().remote(joined)
+        made = ray_itself().remote(_joined(self._class))
         return (made.options(**self._options) if self._options else made).remote(self._ticket(), self._join, *args, **kwargs)
 
 

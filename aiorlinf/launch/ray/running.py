@@ -164,7 +164,7 @@ async def run_on_ray(spec: JobSpec, placement: Placement) -> LaunchResult:
         env = {} if tls is None else tls.env()
         names = format_workers(spec.workers)
         tickets = [Ticket(str(worker), manager.address, token, names, env={**env, **spec.target.env}) for worker in spec.workers]
-        return await _Coordinator(spec, placement, tickets).run()
+        return await _Coordinator(spec).run(placement, tickets)
     finally:
         await manager.close()
 
@@ -172,19 +172,22 @@ async def run_on_ray(spec: JobSpec, placement: Placement) -> LaunchResult:
 class _Coordinator:
     """One job, from its first actor to its last."""
 
-    def __init__(self, spec: JobSpec, placement: Placement, tickets: Sequence[Ticket]) -> None:
+    def __init__(self, spec: JobSpec) -> None:
         self._ray = driver()
         self._spec = spec
         self._loop = asyncio.get_running_loop()
-        self._state = JobState(ticket.address for ticket in tickets)
+        self._state = JobState(spec.workers)
         self._stderr: dict[str, tuple[str, ...]] = {}
         self._failed_after: float | None = None
         self._began = time.monotonic()
         self._timers: list[asyncio.TimerHandle] = []
         self._cancels = 0
-        made = self._ray.remote(RunnerActor)
         self._actors: dict[str, Any] = {}
         self._ends: dict[asyncio.Future[Ended], str] = {}
+
+    def _start(self, placement: Placement, tickets: Sequence[Ticket]) -> None:
+        spec = self._spec
+        made = self._ray.remote(RunnerActor)
         for ticket in tickets:
             options = dict(placement.get(WorkerAddress(ticket.address).group, {}))
             actor = (made.options(**options) if options else made).remote(os.getcwd())
@@ -192,10 +195,11 @@ class _Coordinator:
             ref = actor.run.remote(ticket, spec.target.argv, dict(spec.env), spec.grace, spec.prefix)
             self._ends[asyncio.wrap_future(ref.future())] = ticket.address
 
-    async def run(self) -> LaunchResult:
+    async def run(self, placement: Placement, tickets: Sequence[Ticket]) -> LaunchResult:
         if self._spec.timeout is not None:
             self._after(self._spec.timeout, self._out_of_time)
         try:
+            self._start(placement, tickets)
             while self._ends:
                 try:
                     done, _ = await asyncio.wait(self._ends, return_when=asyncio.FIRST_COMPLETED)
@@ -208,7 +212,7 @@ class _Coordinator:
         finally:
             for timer in self._timers:
                 timer.cancel()
-            for actor in self._actors.values():
+            for actor in self._actors.values():  # one that is only let go of would end its call first
                 self._ray.kill(actor)
         if self._cancels:
             raise asyncio.CancelledError
