@@ -448,7 +448,7 @@ class AsyncWork(Generic[T]):
             if self._state:
                 return
             if self._home.loop.is_closed():
-                if self._state:
+                if self.done():
                     return
                 raise self._loop_closed()
             if end is not None and loop.time() >= end:
