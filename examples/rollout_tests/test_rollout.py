@@ -2,14 +2,13 @@
 
     pytest examples/rollout_tests
 
-A worker that is given no manager has one in its own process, which the other workers there share. So a test makes as many as it needs,
-plays one side itself, and closes both; nothing is mocked, and no port is chosen.
+`local_cluster` is a fixture of `aiorlinf.testing.pytest_plugin`: a whole job with as many workers as a test needs, which plays one side
+itself. Nothing is mocked, no port is chosen, and workers can be killed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
@@ -17,6 +16,7 @@ import torch
 from rollout import WEIGHTS, Trajectory, play
 
 import aiorlinf
+from aiorlinf.testing.cluster import LocalCluster
 
 pytestmark = pytest.mark.asyncio
 
@@ -36,10 +36,9 @@ class Countdown:
 
 
 @pytest_asyncio.fixture
-async def pair() -> AsyncIterator[Pair]:
+async def pair(local_cluster: LocalCluster) -> Pair:
     """A rollout worker and a trainer."""
-    async with aiorlinf.init("rollout:0") as rollout, aiorlinf.init("trainer:0") as trainer:
-        yield rollout, trainer
+    return await local_cluster.join("rollout:0"), await local_cluster.join("trainer:0")
 
 
 async def test_episodes_arrive_in_order_with_the_version_that_played_them(pair: Pair) -> None:
@@ -83,6 +82,16 @@ async def test_it_ends_when_the_trainer_is_gone() -> None:
             await trainer.recv("rollout:0")
         with pytest.raises(aiorlinf.errors.PeerLeft):
             await playing
+
+
+async def test_it_ends_when_the_trainer_is_killed(pair: Pair, local_cluster: LocalCluster) -> None:
+    rollout, trainer = pair
+    playing = asyncio.create_task(play(rollout, Countdown(), "trainer:0", episodes=10**9))
+    await trainer.send((torch.zeros(2), 1), "rollout:0", tag=WEIGHTS)
+    await trainer.recv("rollout:0")
+    await local_cluster.kill("trainer:0")
+    with pytest.raises(aiorlinf.errors.PeerLost):
+        await playing
 
 
 async def test_it_can_be_cancelled_while_it_waits(pair: Pair) -> None:

@@ -94,4 +94,4 @@ def test_torch_distributed_before_and_after(tmp_path: Path) -> None:
 
 def test_rollout_tests(tmp_path: Path) -> None:
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
-    assert "4 passed" in _run(["pytest", *options, str(EXAMPLES / "rollout_tests")], tmp_path)[-1]
+    assert "5 passed" in _run(["pytest", *options, str(EXAMPLES / "rollout_tests")], tmp_path)[-1]
