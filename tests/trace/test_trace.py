@@ -13,9 +13,11 @@ import torch
 
 from aiorlinf import Worker, init
 from aiorlinf.errors import UsageError
+from aiorlinf.rendezvous.settings import TRACE_ENV
+from aiorlinf.trace.events import OPENED, SENT_SMALL
 from aiorlinf.trace.files import merge
 from aiorlinf.trace.recorder import Recorder
-from tests.peers import worker
+from tests.peers import process, run_worker
 
 __all__: list[str] = []
 
@@ -263,27 +265,34 @@ async def sends_and_waits(comm: Worker, count: int) -> None:
     await asyncio.sleep(60)
 
 
+def recorded(part: Path) -> list[Any]:
+    """Whole lines of a raw file so far."""
+    lines = part.read_bytes().split(b"\n")[:-1] if part.exists() else []
+    return [json.loads(line) for line in lines]
+
+
 @pytest.mark.asyncio
-async def test_files_of_several_processes_are_merged_also_of_one_that_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_files_of_several_processes_are_merged_also_of_one_that_was_killed(tmp_path: Path) -> None:
     async with init("a:0", config=config(backend="stream")) as a:
         trace = a.trace(tmp_path / "a-0.1.json")
-        monkeypatch.setenv("AIORLINF_TRACE", str(tmp_path))
-        async with worker(a, "b:0", sends_and_waits, 10) as peer:
-            monkeypatch.delenv("AIORLINF_TRACE")
+        env = {**a.env("b:0"), TRACE_ENV: str(tmp_path)}
+        with process(run_worker, "asyncio", None, sends_and_waits, (10,), env=env) as peer:
             for index in range(10):
                 assert await a.recv("b:0") == index
             await a.send("go on", "b:0")
-            part = tmp_path / "b-0.1.json.part"
-            while b"readings" not in part.read_bytes() or len(part.read_bytes().splitlines()) < 2:
+            sent = 0
+            while sent < 10:
                 await asyncio.sleep(0.02)
-            await asyncio.sleep(1.2)  # what came since is written, too
+                found = recorded(tmp_path / "b-0.1.json.part")
+                if any(isinstance(line, dict) for line in found):
+                    sent = sum(event[0] in (OPENED, SENT_SMALL) for line in found if isinstance(line, list) for event in line)
             peer.kill()
         await trace
     facts = merge(sorted(tmp_path.iterdir()), tmp_path / "all.json")
     assert [each.worker for each in facts] == ["a:0#1", "b:0#1"]
     assert all(each.error_us == 0.0 for each in facts), "one host has one clock"
-    found = slices(tmp_path / "all.json")
-    sends, comes = messages(found, "to a:0#1"), messages(found, "from b:0#1")
+    shown = slices(tmp_path / "all.json")
+    sends, comes = messages(shown, "to a:0#1"), messages(shown, "from b:0#1")
     assert len(sends) == 10
     assert sends.keys() == comes.keys()
     for name, send in sends.items():
