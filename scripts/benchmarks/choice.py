@@ -113,7 +113,7 @@ def render(cases: Sequence[Case], results: Results, facts: dict[str, str], effor
     figures = Figures(cases, results)
     parts = ["# Compression between two processes", "", "; ".join(f"{name}: {value}" for name, value in facts.items()) + "."]
     parts += ["", f"One message of about {effort.tensor_bytes / MIB:.1f} MiB at a time, from the call of `send` until the answer of a"]
-    parts += [f"receiver that has all of it; median of {effort.transfers} a round, then of the rounds.", ""]
+    parts += [f"receiver that has all of it; median of at least {effort.transfers} a round, then of the rounds.", ""]
     parts += [*choices(figures), "", *times(figures), *wires(figures), ""]
     found = list(checks(figures))
     parts += ["## Aims", "", *(f"- {check}" for check in found), *([] if found else ["None can be judged by what was measured."])]
