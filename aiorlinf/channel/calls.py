@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from aiorlinf.channel.landing import ANYWHERE, Wish
+
 if TYPE_CHECKING:
     from aiorlinf.channel.records import Key
     from aiorlinf.channel.stream import GetStream
@@ -55,9 +57,15 @@ class PutCall:
 
 
 class GetCall:
-    """A get. Attributes as of a put; `target` is the weight of a batch, None for one item; `seconds` the time of the lease."""
+    """A get. Attributes as of a put.
 
-    __slots__ = ("key", "lease", "nowait", "number", "port", "record", "seconds", "target", "work")
+    Attributes:
+        target: the weight of a batch, None for one item.
+        seconds: the time of the lease.
+        wish: where its tensors are wanted.
+    """
+
+    __slots__ = ("key", "lease", "nowait", "number", "port", "record", "seconds", "target", "wish", "work")
 
     def __init__(self, port: Port, key: Key, target: float | None, nowait: bool, lease: bool, seconds: float | None) -> None:
         self.work: AsyncWork[Any] | None = None
@@ -67,6 +75,7 @@ class GetCall:
         self.nowait = nowait
         self.lease = lease
         self.seconds = seconds
+        self.wish: Wish = ANYWHERE
         self.record: Any = None
         self.number = 0
 
@@ -117,7 +126,7 @@ class Port(Protocol):
     def ask(self, work: AsyncWork[Any], what: str, key: Key, all_keys: bool) -> None:
         """Finish the work with a number (``length``, ``full``), the statistics (``stats``) or the items (``peek``)."""
 
-    def stream(self, key: Key, count: int) -> GetStream | None:
+    def stream(self, key: Key, count: int, wish: Wish) -> GetStream | None:
         """The gets of a `prefetch` loop; None: they are made one by one."""
 
     def report(self, free_memory: int | None) -> None:

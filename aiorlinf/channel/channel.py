@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, overload
 
 from aiorlinf.channel.calls import GetCall, Port, PutCall
 from aiorlinf.channel.items import T
+from aiorlinf.channel.landing import ANYWHERE, Wish
 from aiorlinf.channel.lease import Lease
 from aiorlinf.channel.prefetch import Prefetch
 from aiorlinf.channel.putting import PutWork
 from aiorlinf.channel.settings import PolicySource, check_key, check_target, check_weight
+from aiorlinf.device.registry import parse_device
 from aiorlinf.errors import ChannelClosed, DeadlineExceeded, UsageError, WouldBlockLoop
+from aiorlinf.link.staging import callers_device
 from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.deadline import NO_DEADLINE, current_deadline, effective_deadline, expire
 
 if TYPE_CHECKING:
+    import torch
+
     from aiorlinf.channel.records import Key
     from aiorlinf.channel.stats import ChannelStats
 
 __all__ = ["Channel"]
+
+DeviceName: TypeAlias = "str | int | torch.device | None"
 
 
 class Channel(Generic[T]):
@@ -50,6 +57,7 @@ class Channel(Generic[T]):
         max_bytes: int | None = None,
         policy: PolicySource = None,
         producers: int = 1,
+        offload_above: float | None = None,
         loop: Literal["auto", "thread"] = "auto",
     ) -> Channel:
         """A channel within this process: objects are handed over as they are, nothing is copied.
@@ -72,13 +80,15 @@ class Channel(Generic[T]):
             max_bytes: bound on the bytes of tensors, arrays and bytes in the items (also within lists, tuples, dicts), None for none.
             policy: chooses the consumer of each item; None: whoever asks next gets the oldest item.
             producers: so many must have come before the stream can end.
+            offload_above: a share of an accelerator's memory, from 0 to 1. When more of it is in use, the tensors of an item that is put go
+                to pinned host memory until the item is got, and then come back. None: they stay where they are.
 
         Raises:
             UsageError: with the argument concerned.
         """
         from aiorlinf.channel.local import open_local
 
-        return Channel(open_local(name, maxsize, max_bytes, policy, producers, loop))
+        return Channel(open_local(name, maxsize, max_bytes, policy, producers, loop, offload_above))
 
     def handle(
         self,
@@ -166,13 +176,21 @@ class Channel(Generic[T]):
     # ---- getting
 
     @overload
-    def get(self, *, key: Key = None, timeout: float | None = None, async_op: Literal[True] = True) -> AsyncWork[T]: ...
+    def get(
+        self, *, key: Key = None, device: DeviceName = None, timeout: float | None = None, async_op: Literal[True] = True
+    ) -> AsyncWork[T]: ...
     @overload
-    def get(self, *, key: Key = None, timeout: float | None = None, async_op: Literal[False]) -> T: ...
-    def get(self, *, key: Key = None, timeout: float | None = None, async_op: bool = True) -> Any:
+    def get(self, *, key: Key = None, device: DeviceName = None, timeout: float | None = None, async_op: Literal[False]) -> T: ...
+    def get(self, *, key: Key = None, device: DeviceName = None, timeout: float | None = None, async_op: bool = True) -> Any:
         """The oldest item of this key, as soon as there is one.
 
         Gets are served in order of their coming; where a policy balances, among those of this consumer.
+
+        Args:
+            key: as given to `put`.
+            device: all tensors of the item come there, copied on a stream of the library's own. None: those that were on an accelerator
+                where they were put come to one here, as with `recv`, and others to CPU memory; in a local channel all stay where they are.
+            timeout: seconds; None waits as long as it takes.
 
         Raises:
             ChannelClosed: the stream has ended and is drained.
@@ -184,7 +202,7 @@ class Channel(Generic[T]):
         Cancelling, or the passing of the time, is exactly-once: an item that was on its way to this call goes back to its place. An item
         that was handed to a consumer which then dies is gone; see `lease`.
         """
-        work = self._get("get", key, None, False, timeout, async_op)
+        work = self._get("get", key, None, False, timeout, async_op, device)
         return work if async_op else work.wait()
 
     def get_nowait(self, *, key: Key = None) -> AsyncWork[T]:
@@ -194,23 +212,35 @@ class Channel(Generic[T]):
 
     @overload
     def get_batch(
-        self, target_weight: float, *, key: Key = None, timeout: float | None = None, async_op: Literal[True] = True
+        self,
+        target_weight: float,
+        *,
+        key: Key = None,
+        device: DeviceName = None,
+        timeout: float | None = None,
+        async_op: Literal[True] = True,
     ) -> AsyncWork[list[T]]: ...
     @overload
-    def get_batch(self, target_weight: float, *, key: Key = None, timeout: float | None = None, async_op: Literal[False]) -> list[T]: ...
-    def get_batch(self, target_weight: float, *, key: Key = None, timeout: float | None = None, async_op: bool = True) -> Any:
+    def get_batch(
+        self, target_weight: float, *, key: Key = None, device: DeviceName = None, timeout: float | None = None, async_op: Literal[False]
+    ) -> list[T]: ...
+    def get_batch(
+        self, target_weight: float, *, key: Key = None, device: DeviceName = None, timeout: float | None = None, async_op: bool = True
+    ) -> Any:
         """The oldest items of this key that together weigh `target_weight`, as a list, all at once.
 
         As many as fit: the batch is whole when the next item would make it heavier than the target. An item that is heavier by itself comes
         alone. What is there so far is handed out when the stream ends, and when the channel is full, for then the batch could not grow.
         Gets that come later wait until this one is served.
 
-        Raises and cancelling: as `get`, for all of the items.
+        Args, raises and cancelling: as `get`, for all of the items.
         """
-        work = self._get("get_batch", key, check_target(target_weight), False, timeout, async_op)
+        work = self._get("get_batch", key, check_target(target_weight), False, timeout, async_op, device)
         return work if async_op else work.wait()
 
-    def _get(self, operation: str, key: Key, target: float | None, nowait: bool, timeout: float | None, async_op: bool) -> AsyncWork[Any]:
+    def _get(
+        self, operation: str, key: Key, target: float | None, nowait: bool, timeout: float | None, async_op: bool, device: DeviceName = None
+    ) -> AsyncWork[Any]:
         port = self._port
         port.check()
         if not async_op:
@@ -218,12 +248,16 @@ class Channel(Generic[T]):
         if key is not None:
             check_key(key)
         call = GetCall(port, key, target, nowait, False, None)
+        if device is not None:
+            call.wish = Wish(parse_device(device), True)
         return self._begin_get(operation, call, timeout)
 
     def _begin_get(self, operation: str, call: GetCall, timeout: float | None) -> AsyncWork[Any]:
         port = self._port
         work: AsyncWork[Any] = AsyncWork(port.home, operation, abort=_stop_get, give_back=call.give_back, detail=call)
         call.work = work
+        if call.wish is ANYWHERE and not port.home.on_home() and (device := callers_device()) is not None:
+            call.wish = Wish(device, False)
         port.home.call(port.start_get, call)
         self._limit(work, timeout, "gave nothing")
         return work
@@ -262,29 +296,30 @@ class Channel(Generic[T]):
         call = GetCall(port, key, target, False, True, None if seconds is None else float(seconds))
         return Lease(port, call, lambda: self._begin_get("lease", call, timeout))
 
-    def prefetch(self, count: int, *, key: Key = None) -> Prefetch[T]:
+    def prefetch(self, count: int, *, key: Key = None, device: DeviceName = None) -> Prefetch[T]:
         """An iterator that keeps so many gets under way ahead of the loop: ``async for item in channel.prefetch(8)``.
 
         Items come in the order of the queue. What was on its way when the loop is left goes back: leave it with ``async with`` or `aclose`,
-        or by the end of the stream.
+        or by the end of the stream. With a `device`, the tensors of the items that are under way are copied there meanwhile (see `get`).
 
         Raises:
-            UsageError: not a number of at least 1.
+            UsageError: not a number of at least 1; no such device in this process.
         """
         _check_count(count, "prefetch")
         if key is not None:
             check_key(key)
         port = self._port
-        stream = port.stream(key, count) if asyncio._get_running_loop() is port.home.loop else None
-        return Prefetch(lambda: self.get(key=key), count, stream, self._limit_a_get)
+        wish = ANYWHERE if device is None else Wish(parse_device(device), True)
+        stream = port.stream(key, count, wish) if asyncio._get_running_loop() is port.home.loop else None
+        return Prefetch(lambda: self.get(key=key, device=wish.device), count, stream, self._limit_a_get)
 
-    def batches(self, target_weight: float, *, key: Key = None, ahead: int = 1) -> Prefetch[list[T]]:
+    def batches(self, target_weight: float, *, key: Key = None, device: DeviceName = None, ahead: int = 1) -> Prefetch[list[T]]:
         """An iterator over batches: ``async for batch in channel.batches(800)``; see `get_batch`.
 
         It ends with the stream. What was on its way when the loop is left goes back, as with `prefetch`.
 
         Args:
-            target_weight, key: as for `get_batch`.
+            target_weight, key, device: as for `get_batch`.
             ahead: so many batches are asked for at a time, from 1 on: while the loop works on one, the others are on their way.
 
         Raises:
@@ -294,7 +329,8 @@ class Channel(Generic[T]):
         target = check_target(target_weight)
         if key is not None:
             check_key(key)
-        return Prefetch(lambda: self.get_batch(target, key=key), ahead, None, self._limit_a_get)
+        wanted = None if device is None else parse_device(device)
+        return Prefetch(lambda: self.get_batch(target, key=key, device=wanted), ahead, None, self._limit_a_get)
 
     def __aiter__(self) -> Channel[T]:
         return self

@@ -16,6 +16,7 @@ from aiorlinf.channel.calls import GetCall
 from aiorlinf.channel.claims import Claims
 from aiorlinf.channel.entries import GETS, HEAD, HELLO, LIFE, REPLIES, REQUESTS, RETURNS, Bits, Op, encode_end, entries, entry
 from aiorlinf.channel.faults import decode_error
+from aiorlinf.channel.landing import ANYWHERE, Wish
 from aiorlinf.channel.pending import CONTEXTS, asks_under_way, calls_under_way
 from aiorlinf.channel.posting import post
 from aiorlinf.channel.stream import GetStream
@@ -293,7 +294,7 @@ class Conversation:
             if extra:
                 return  # asked for again, and cancelled meanwhile
             call = self._gets.get(number)
-            if call is not None and not bits & (_LARGE | _MORE | _LEASE) and call.target is None:
+            if call is not None and not bits & (_LARGE | _MORE | _LEASE) and call.target is None and not call.wish.everything:
                 # The common case: one small item.
                 del self._gets[number]
                 try:
@@ -340,22 +341,48 @@ class Conversation:
             self._complete(arrival)
 
     def _complete(self, arrival: Arrival) -> None:
+        """All of it is here: bring tensors to their devices, and hand it over."""
         number = arrival.number
+        call = self._gets.get(number)
+        if number not in self._asks and (call is None or (call.work is None and not isinstance(call, GetStream))):
+            self._arrivals.pop(number, None)
+            self._gets.pop(number, None)
+            self._send_back(arrival)
+            return
+        wish = call.wish if call is not None else ANYWHERE
+        if wish.device is None and self.exchange.device is not None:
+            wish = Wish(self.exchange.device, wish.everything)
+        try:
+            if arrival.land(self.home, wish, lambda error: self._landed(arrival, error)):
+                return
+        except Exception as error:  # what the item is not, or what the device says
+            self._landed(arrival, error)
+        else:
+            self._landed(arrival, None)
+
+    def _landed(self, arrival: Arrival, error: Exception | None) -> None:
+        number = arrival.number
+        if self.cause is not None:
+            return
         self._arrivals.pop(number, None)
         asked = self._asks.pop(number, None)
         call = self._gets.pop(number, None)
         if asked is None and (call is None or (call.work is None and not isinstance(call, GetStream))):
             self._send_back(arrival)
             return
-        try:
-            values = arrival.values(self.exchange.config.allow_pickle)
-        except BaseException as error:  # as in _item
+        values: list[Any] = []
+        wrong: BaseException | None = error
+        if wrong is None:
+            try:
+                values = arrival.values(self.exchange.config.allow_pickle)
+            except BaseException as found:  # as in _item
+                wrong = found
+        if wrong is not None:
             if asked is not None:
-                asked._fail(_undecodable(error))
+                asked._fail(_undecodable(wrong))
             elif call is not None:
-                self._undecodable(call, number, error)
-            return
-        if asked is not None:
+                self._undecodable(call, number, wrong)
+        elif asked is not None:
             asked._finish(values)
         elif call is not None:
             self._hand_over(call, number, values[0] if call.target is None else values, arrival.messages)

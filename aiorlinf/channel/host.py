@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from aiorlinf.channel.affinity import Affinity
 from aiorlinf.channel.budget import ByteBudget
 from aiorlinf.channel.entries import HEAD, HELLO, REQUESTS
@@ -65,6 +67,9 @@ class ChannelHost:
         self._publish = publish
         self._on_idle = on_idle
         exchange.table.pass_on()
+        exchange.table.device = torch.device("cpu")  # nothing is kept on an accelerator here, whoever shares the process
+        for link in exchange.table.links():
+            link.receiver.delivery.landing.default = exchange.table.device
         exchange.table.reporters.add(self)
         self._channels: dict[str, Hosted] = {}
         self._publishing: dict[str, asyncio.Task[None]] = {}

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 
 from aiorlinf.channel.calls import GetCall, PutCall
 from aiorlinf.channel.handle import Handle
+from aiorlinf.channel.landing import Wish, bring_value
+from aiorlinf.channel.on_device import OnDevice
 from aiorlinf.channel.putting import Confirming
 from aiorlinf.channel.queue import ChannelQueue
 from aiorlinf.channel.records import Consumer, Delivery, Get, Key, Put, PutState, Rejected
@@ -31,10 +34,14 @@ _LOOK_AGAIN_SECONDS = 1.0
 _DEEPEST = 6
 
 
-def open_local(name: str, maxsize: int, max_bytes: int | None, policy: PolicySource, producers: int, loop: str) -> LocalPort:
+def open_local(
+    name: str, maxsize: int, max_bytes: int | None, policy: PolicySource, producers: int, loop: str, offload_above: float | None
+) -> LocalPort:
     """The first handle of a new local channel. Raises UsageError."""
     if loop not in ("auto", "thread"):
         raise UsageError(f"loop={loop!r}", hint="loop is 'auto' or 'thread'")
+    if offload_above is not None and not (type(offload_above) in (int, float) and 0 <= offload_above <= 1):
+        raise UsageError(f"offload_above={offload_above!r} is not a share from 0 to 1")
     named = policy if isinstance(policy, str) else None
     settings = ChannelSettings.make(name, maxsize=maxsize, max_bytes=max_bytes, policy=named, producers=producers)
     if policy is not None and named is None and not callable(getattr(policy, "select_consumer", None)):
@@ -45,7 +52,7 @@ def open_local(name: str, maxsize: int, max_bytes: int | None, policy: PolicySou
     home = thread.home if thread is not None else LoopHome(_known(running), name=f"aiorlinf channel {name}")
     queue = ChannelQueue(name, maxsize=maxsize, max_bytes=max_bytes, policy=made, producers=producers)
     described = named or ("" if policy is None else type(policy).__name__)
-    return LocalPort(_Hub(home, queue, described, thread), None, None, 1.0, None)
+    return LocalPort(_Hub(home, queue, described, thread, offload_above), None, None, 1.0, None)
 
 
 def _known(loop: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventLoop:
@@ -56,21 +63,25 @@ def _known(loop: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventLoop:
 class _Hub:
     """What all handles of one local channel share."""
 
-    def __init__(self, home: LoopHome, queue: ChannelQueue, policy: str, thread: LoopThread | None) -> None:
+    def __init__(self, home: LoopHome, queue: ChannelQueue, policy: str, thread: LoopThread | None, offload_above: float | None) -> None:
         self.home = home
         self.queue = queue
         self.policy = policy
         self.thread = thread
+        self.offload_above = offload_above
         self.handles = 0
         self.ended = False
         self.pid = os.getpid()
         self._working = False
+        self._under_way = 0  # items whose tensors are being copied
         self._timer: asyncio.TimerHandle | None = None
         self._confirming = Confirming(home, self._commit, self._retract)
 
     def _commit(self, call: PutCall) -> None:
         payload, call.payload = call.payload, None
         put, call.record = call.record, None  # which is the item from now on
+        if self.offload_above is not None and type(payload) is OnDevice:
+            self._under_way += payload.offload(self.home, self.offload_above, self._offloaded)
         self.queue.commit(put, payload, time.monotonic())
         self.work_off()
 
@@ -108,14 +119,67 @@ class _Hub:
         call: GetCall = delivery.get.owner
         call.record = delivery
         values = [item.payload for item in delivery.items]
-        value = values[0] if call.target is None else values
+        if call.work is not None and (call.wish.everything or any(type(value) is OnDevice for value in values)):
+            self._fetch(call, delivery, values)
+        else:
+            self._finish(call, delivery, values)
+
+    def _offloaded(self) -> None:
+        self._under_way -= 1
+        self._let_threads_end()
+
+    def _let_threads_end(self) -> None:
+        """Copies of large tensors begin in private threads. A loop that is not ours ends without a word, so they do not wait for more."""
+        if not self._under_way and self.thread is None:
+            self.home.drop_pool()
+
+    def _fetch(self, call: GetCall, delivery: Delivery, values: list[Any]) -> None:
+        """Bring tensors where they are wanted."""
+        missing = 1
+        self._under_way += 1
+        failure: Exception | None = None
+
+        def over(index: int, value: Any, error: Exception | None) -> None:
+            nonlocal missing, failure
+            missing -= 1
+            failure = failure or error
+            if error is None and index >= 0:
+                values[index] = value
+            if not missing:
+                self._under_way -= 1
+                self._let_threads_end()
+                self._finish(call, delivery, values, failure)
+                self.work_off()
+
+        for index, value in enumerate(list(values)):
+            missing += 1
+            then = partial(over, index)
+            if type(value) is OnDevice:
+                begun = value.fetch(self.home, call.wish, then)
+                values[index] = value.value
+            else:
+                assert call.wish.device is not None
+                begun = bring_value(self.home, value, call.wish.device, then)
+            missing -= not begun
+        over(-1, None, None)
+
+    def _finish(self, call: GetCall, delivery: Delivery, values: list[Any], failure: Exception | None = None) -> None:
         work, call.work = call.work, None
         if work is None:
+            _keep(delivery)
             self.queue.returned(delivery, time.monotonic())
+            return
+        if failure is not None:
+            if call.lease:
+                _keep(delivery)
+                self.queue.returned(delivery, time.monotonic(), redelivery=True)
+            else:
+                self.queue.taken(delivery, time.monotonic())
+            work._fail(failure)
             return
         if not call.lease:
             self.queue.taken(delivery, time.monotonic())
-        work._finish(value)
+        work._finish(values[0] if call.target is None else values)
 
     def _wind(self) -> None:
         """Be woken at the next deadline of a lease, and now and then while a policy's choice leaves some without work."""
@@ -172,7 +236,7 @@ class LocalPort:
             raise ClosedError(f"the event loop that channel {self.name!r} lives on is closed")
 
     def prepare(self, item: Any) -> tuple[Any, int]:
-        return item, measure(item)
+        return OnDevice.of(item) or item, measure(item)
 
     # ---- home thread
 
@@ -213,7 +277,7 @@ class LocalPort:
         self._hub.work_off()
         return consumer
 
-    def stream(self, key: Key, count: int) -> None:
+    def stream(self, key: Key, count: int, wish: Wish) -> None:
         """See `calls.Port`: here there is nothing to save."""
 
     def stop_get(self, call: GetCall) -> None:
@@ -222,6 +286,7 @@ class LocalPort:
             self._hub.work_off()
 
     def give_back(self, call: GetCall, value: Any) -> None:
+        _keep(call.record)
         self._queue.returned(call.record, time.monotonic())
         self._hub.work_off()
 
@@ -230,6 +295,7 @@ class LocalPort:
         if done:
             self._queue.taken(delivery, time.monotonic())
         elif delivery.open:
+            _keep(delivery)
             self._queue.returned(delivery, time.monotonic(), redelivery=True)
         self._hub.work_off()
 
@@ -242,7 +308,7 @@ class LocalPort:
         elif what == "stats":
             work._finish(take_stats(queue, time.monotonic(), "", self._hub.policy))
         else:
-            work._finish([item.payload for item in queue.items(key)])
+            work._finish([_value_of(item.payload) for item in queue.items(key)])
 
     def report(self, free_memory: int | None) -> None:
         self._handle.report(free_memory)
@@ -260,6 +326,17 @@ class LocalPort:
         queue = self._queue
         bound = f" of {queue.maxsize}" if queue.maxsize else ""
         return f"{self.name!r} local, {queue.length}{bound} items{', ended' if queue.roster.ended else ''}"
+
+
+def _value_of(payload: Any) -> Any:
+    return payload.value if type(payload) is OnDevice else payload
+
+
+def _keep(delivery: Delivery) -> None:
+    """Its items have not been taken after all."""
+    for item in delivery.items:
+        if type(item.payload) is OnDevice:
+            item.payload.keep()
 
 
 def measure(obj: Any, depth: int = 0) -> int:

@@ -27,6 +27,7 @@ from aiorlinf.work.base import AsyncWork
 
 if TYPE_CHECKING:
     from aiorlinf.channel.client import Conversation
+    from aiorlinf.channel.landing import Wish
     from aiorlinf.channel.records import Key
     from aiorlinf.channel.settings import ChannelSettings
 
@@ -352,8 +353,8 @@ class RemotePort:
         key = b"" if call.key is None else encode_key(call.key)
         conversation.start_get(call, self.number, bits, call.target or 0.0, extra, key)
 
-    def stream(self, key: Key, count: int) -> GetStream:
-        return GetStream(self, self._conversation, key, count)
+    def stream(self, key: Key, count: int, wish: Wish) -> GetStream:
+        return GetStream(self, self._conversation, key, count, wish)
 
     def stop_get(self, call: GetCall) -> None:
         if call.number and self._conversation.cause is None:

@@ -58,6 +58,7 @@ def spawn(env: Mapping[str, str]) -> int:
     full = {**os.environ, **env, PATH_ENV: json.dumps(sys.path)}
     full.setdefault("OMP_NUM_THREADS", "1")
     full.pop("PYTHONSTARTUP", None)
+    full["CUDA_VISIBLE_DEVICES"] = ""  # it would only take memory of them
     with _lock:
         _reap()
         try:

@@ -19,6 +19,7 @@ from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.waiters import Entry
 
 if TYPE_CHECKING:
+    from aiorlinf.channel.landing import Wish
     from aiorlinf.channel.records import Key
     from aiorlinf.channel.remote import RemotePort
 
@@ -40,6 +41,7 @@ class _Part(GetCall):
         call = whole.call
         super().__init__(port, call.key, call.target, call.nowait, call.lease, call.seconds)
         self.work = call.work
+        self.wish = call.wish
         self.whole = whole
 
     def fail(self, error: BaseException) -> None:
@@ -378,7 +380,7 @@ class SpreadPort:
         winner = call.record.winner
         winner.port.end_lease(winner, done=done)
 
-    def stream(self, key: Key, count: int) -> None:
+    def stream(self, key: Key, count: int, wish: Wish) -> None:
         """See `calls.Port`: each get may have to look on several nodes."""
 
     # ---- the rest

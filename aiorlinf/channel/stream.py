@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from aiorlinf.channel.claims import Claims
+    from aiorlinf.channel.landing import Wish
     from aiorlinf.channel.records import Key
     from aiorlinf.errors import AiorlinfError
     from aiorlinf.work.home import LoopHome
@@ -46,13 +47,14 @@ class GetStream:
         work: somebody waits for the next value; None if nobody does.
     """
 
-    __slots__ = ("_conversation", "_count", "_key", "_order", "_values", "key", "lease", "number", "port", "target", "work")
+    __slots__ = ("_conversation", "_count", "_key", "_order", "_values", "key", "lease", "number", "port", "target", "wish", "work")
 
-    def __init__(self, port: _Port, conversation: _Conversation, key: Key, count: int) -> None:
+    def __init__(self, port: _Port, conversation: _Conversation, key: Key, count: int, wish: Wish) -> None:
         self.port = port
         self.key = key
         self.target: float | None = None
         self.lease = False
+        self.wish = wish
         self.number = 0  # of the last get
         self.work: AsyncWork[None] | None = None
         self._conversation = conversation

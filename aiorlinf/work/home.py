@@ -203,6 +203,12 @@ class LoopHome:
             self._pool = ThreadPool(self.name)
         return self._pool
 
+    def drop_pool(self) -> None:
+        """Let the private threads end; the next use starts new ones. Home thread only."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
     @property
     def poller(self) -> CompletionPoller:
         """The one that asks pending completions; made when first used. Home thread only."""
