@@ -19,7 +19,7 @@ from aiorlinf.launch.channel_worker import End
 from aiorlinf.launch.ray.needs import ray_itself
 from aiorlinf.launch.ray.ticket import Ticket
 
-__all__ = ["NAMESPACE", "ChannelActor", "use_actors_for_channels"]
+__all__ = ["NAMESPACE", "ChannelActor", "actor_options", "use_actors_for_channels"]
 
 log = logging.getLogger("aiorlinf.channel")
 
