@@ -28,7 +28,7 @@ def amount_of(case: str, effort: Effort) -> int:
     return {
         "channel_items": effort.stream_messages,
         "channel_large": 40 * effort.transfers,
-        "channel_balance": max(64, effort.stream_messages // 10),
+        "channel_balance": max(64, effort.stream_messages // 5),
     }[case]
 
 
