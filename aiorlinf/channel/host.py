@@ -19,7 +19,7 @@ from aiorlinf.channel.pending import CONTEXTS
 from aiorlinf.channel.queue import ChannelQueue
 from aiorlinf.channel.records import Delivery, Put, PutState, Rejected, Told
 from aiorlinf.channel.session import Session
-from aiorlinf.channel.settings import ChannelSettings
+from aiorlinf.channel.settings import NOT_HELD, ChannelSettings
 from aiorlinf.channel.stats import take_stats
 from aiorlinf.channel.watching import watch
 from aiorlinf.collective.inbox import ParcelInbox
@@ -105,7 +105,7 @@ class ChannelHost:
         name = settings.name
         if name not in self._channels:
             if not create:
-                raise UsageError(f"{self.exchange.local} holds no channel {name!r}", operation="connect_channel")
+                raise UsageError(f"{self.exchange.local} {NOT_HELD} {name!r}", operation="connect_channel")
             hosted = self._make(settings)
             self._channels[name] = hosted
             if self._publish is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from aiorlinf.address import WorkerAddress
 from aiorlinf.channel import spawn
 from aiorlinf.channel.replicas import on_node, open_spread
-from aiorlinf.channel.settings import ChannelSettings
+from aiorlinf.channel.settings import NOT_HELD, ChannelSettings
 from aiorlinf.errors import ChannelError, RendezvousError, UsageError
 
 if TYPE_CHECKING:
@@ -90,14 +90,25 @@ async def connect(
         RendezvousError: nobody made it in time.
     """
     end = time.monotonic() + timeout
-    try:
-        holding = await life.find("channel", name, timeout)
-    except RendezvousError as error:
-        error.fill(operation="connect_channel", hint=f"some worker calls comm.create_channel({name!r})")
-        raise
-    settings = ChannelSettings.unpublished(holding.value)
-    table.expect(holding.owner.address)
-    channel = await hub.open(settings, role, create=False)
+    while True:
+        try:
+            holding = await life.find("channel", name, max(0.0, end - time.monotonic()))
+        except RendezvousError as error:
+            error.fill(operation="connect_channel", hint=f"some worker calls comm.create_channel({name!r})")
+            raise
+        settings = ChannelSettings.unpublished(holding.value)
+        table.expect(holding.owner.address)
+        try:
+            channel = await hub.open(settings, role, create=False)
+            break
+        except UsageError as error:
+            # Its worker has died and lives anew without it, and the name is still that of the earlier life: as if there were no channel.
+            if NOT_HELD not in error.message:
+                raise
+            if time.monotonic() >= end:
+                hint = f"some worker calls comm.create_channel({name!r})"
+                raise RendezvousError(error.message, operation="connect_channel", elapsed=timeout, hint=hint) from None
+        await asyncio.sleep(min(_LOOK_SECONDS, max(0.0, end - time.monotonic())))
     return channel if not settings.distributed else await _spread(hub, table, life, channel, settings, role, env, end)
 
 

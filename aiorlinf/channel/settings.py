@@ -18,9 +18,12 @@ from aiorlinf.channel.policies import LoadBalancePolicy, import_policy
 from aiorlinf.channel.records import Key
 from aiorlinf.errors import UsageError, WireError
 
-__all__ = ["ChannelSettings", "PolicySource", "check_key", "check_name", "check_target", "check_weight", "worker_of"]
+__all__ = ["NOT_HELD", "ChannelSettings", "PolicySource", "check_key", "check_name", "check_target", "check_weight", "worker_of"]
 
 PolicySource = str | LoadBalancePolicy | None
+
+NOT_HELD = "holds no channel"
+"""In the words of a channel worker that is asked for one that it has not got."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-/]{0,54}", re.ASCII)
 _NEVER_ENDS = 2**31 - 1

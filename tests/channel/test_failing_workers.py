@@ -8,7 +8,9 @@ import contextlib
 import pytest
 
 from aiorlinf import init
-from aiorlinf.errors import ChannelClosed, ProducerLost, UsageError
+from aiorlinf.channel.settings import ChannelSettings
+from aiorlinf.errors import ChannelClosed, ProducerLost, RendezvousError, UsageError
+from aiorlinf.testing.cluster import local_cluster
 
 __all__: list[str] = []
 
@@ -39,3 +41,20 @@ async def test_a_with_in_a_loop_is_refused_and_leaves_the_address_free() -> None
         pass
     async with init("a:0") as worker:
         assert worker.incarnation >= 1
+
+
+@pytest.mark.asyncio
+async def test_a_channel_worker_that_lives_anew_without_the_channel_is_waited_for() -> None:
+    """What the manager tells of it is still of its earlier life."""
+    async with local_cluster("w=2") as cluster:
+        await cluster.hold_channels("c")
+        left_over = ChannelSettings.make("c", maxsize=3)
+        assert cluster["channel.c:0"]._manager is not None
+        await cluster["channel.c:0"]._manager.publish("channel", "c", left_over.published())
+        with pytest.raises(RendezvousError, match="holds no channel 'c'"):
+            await cluster["w:0"].connect_channel("c", timeout=0.05)
+        connecting = cluster["w:0"].connect_channel("c")
+        put = await cluster["w:1"].create_channel("c", maxsize=3)
+        await put.put("here")
+        get = await connecting
+        assert await get.get(timeout=20) == "here"
