@@ -129,6 +129,9 @@ def test_a_send_that_fails_without_a_reason_is_seen() -> None:
     made.sends(HEAD, 50.0)
     made.lives.joined("c:0", 1, 52.0)  # time goes on
     made.sent(HEAD, 51.0, "failed", "PeerLost: no")
+    made.judge(52.0)
+    assert made.wrong == [], "the reason may still be told"
+    made.judge(LATER)
     assert made.wrong == ["message 0 of a:0#1 to b:0 (tag 1) failed, and nothing was done to either or to their link: PeerLost: no"]
     for what in ("cut", "killed"):
         made = ledger()
@@ -138,7 +141,7 @@ def test_a_send_that_fails_without_a_reason_is_seen() -> None:
             made.lives.ends("b:0", 50.5)
         made.sends(HEAD, 50.0)
         made.sent(HEAD, 51.0, "failed", "PeerLost: yes")
-        made.all_at_rest(LATER)
+        made.judge(LATER)
         assert made.wrong == [], what
 
 

@@ -9,7 +9,7 @@ import random
 import re
 import signal
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from aiorlinf.errors import AiorlinfError, ChannelEmpty
 from aiorlinf.testing import procfs
 from aiorlinf.testing.leaks import LeakError, check_leaks
 from aiorlinf.testing.spawned import LoopKind, SpawnedCluster, SpawnedWorker, WorkerFailed, spawned_cluster
-from scripts.chaoses.ledger import Ledger
+from scripts.chaoses.ledger import SLACK_S, Ledger
 from scripts.chaoses.life import Settings, live
 
 __all__ = ["KINDS", "Asked", "Outcome", "run_chaos"]
@@ -35,7 +35,7 @@ REMEMBERED_S = 60.0
 OWNER = "driver:0"
 IN_HAND = 8
 """Items that one consumer may have got, or be getting, at a moment: of one batch."""
-_ORDINARY_ERRORS = r"(?:Peer|Declared|Closed|Channel|Rendezvous|Link|Remote)\w+"
+_ORDINARY_ERRORS = r"(?:Peer|Declared|Deadline|Closed|Channel|Rendezvous|Link|Remote)\w+"
 ORDINARY = re.compile(
     rf"^.*(?: failed after it was given up|was never looked at: {_ORDINARY_ERRORS}:.*)\n(?:.*\n)*?aiorlinf\.errors\.\w+: .*\n", re.MULTILINE
 )
@@ -109,6 +109,7 @@ class _Conductor:
         self.resting = False
         self.collectives = 0
         self.expecting: dict[int, tuple[set[str], float, tuple[str, ...]]] = {}
+        self.suspects: deque[tuple[tuple[str, ...], float, float, str]] = deque()
         self.bound_s = 2 * asked.heartbeat_s + 20.0
         self.comm: aiorlinf.Worker
 
@@ -186,8 +187,13 @@ class _Conductor:
             self.outcome.wrong.append(rest[0])
 
     async def read_all(self) -> None:
+        shown = 0
         while True:
             self.read()
+            self.judge(time.monotonic())
+            for wrong in self.outcome.wrong[shown:]:
+                self.asked.say(f"WRONG: {wrong}")
+            shown = len(self.outcome.wrong)
             await asyncio.sleep(0.02)
 
     # ---- what is done to them
@@ -390,13 +396,21 @@ class _Conductor:
             return
         entry[0].discard(member)
         begun, members = entry[1], entry[2]
-        if outcome == "mixed" and self.undisturbed(members, begun - REMEMBERED_S, time.monotonic()):
-            # A call that began before a member was killed meets the first one of that member's next life.
-            self.outcome.wrong.append(f"collective {number} of {', '.join(members)} at {member}: {why}")
-        if outcome == "failed" and self.undisturbed(members, begun, time.monotonic()):
-            self.outcome.wrong.append(f"collective {number} of {', '.join(members)} failed at {member}, and nobody was disturbed: {why}")
+        # A call that began before a member was killed may meet the first one of that member's next life.
+        since = {"mixed": begun - REMEMBERED_S, "failed": begun}.get(outcome)
+        if since is not None:
+            what = f"collective {number} of {', '.join(members)} was {outcome} at {member}, and nobody was disturbed: {why}"
+            self.suspects.append((members, since, time.monotonic(), what))
         if not entry[0]:
             del self.expecting[number]
+
+    def judge(self, now: float) -> None:
+        """Look at what went wrong some time ago: by now all has been told that could be the reason."""
+        self.ledger.judge(now)
+        while self.suspects and self.suspects[0][2] < now - SLACK_S:
+            members, begin, end, what = self.suspects.popleft()
+            if self.undisturbed(members, begin, end):
+                self.outcome.wrong.append(what)
 
     def undisturbed(self, members: tuple[str, ...], begin: float, end: float) -> bool:
         lives = self.ledger.lives
@@ -422,6 +436,7 @@ class _Conductor:
             await asyncio.sleep(0.3)
             self.read()
             now = time.monotonic()
+            self.judge(now + SLACK_S)
             self.ledger.all_at_rest(now)
             self.ledger.lives.forget_before(now - 60)
             for name in (*LEASES, *PLAIN):

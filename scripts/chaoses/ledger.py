@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -126,6 +126,7 @@ class Ledger:
         self._items: dict[str, Items] = defaultdict(Items)
         self._losable: Counter[str] = Counter()
         self._gone: set[str] = set()
+        self._failed: deque[tuple[Head, Sent, str]] = deque()
 
     # ---- messages
 
@@ -141,9 +142,16 @@ class Ledger:
             return
         self.counts[f"sends {outcome}"] += 1
         entry.outcome, entry.over = outcome, when
-        if outcome == "failed" and self._unexplained(head.stream, entry):
-            self.wrong.append(f"{_name(head)} failed, and nothing was done to either or to their link: {error}")
+        if outcome == "failed":
+            self._failed.append((head, entry, error))
         self._settle(head, entry)
+
+    def judge(self, now: float) -> None:
+        """Look at what has failed some time ago: by now all has been told that could be the reason."""
+        while self._failed and self._failed[0][1].over < now - SLACK_S:
+            head, entry, error = self._failed.popleft()
+            if self._unexplained(head.stream, entry):
+                self.wrong.append(f"{_name(head)} failed, and nothing was done to either or to their link: {error}")
 
     def received(self, head: Head) -> None:
         """It is with its receiver."""

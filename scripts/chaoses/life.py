@@ -33,6 +33,8 @@ TAGS = (0, 1, 2)
 """0 is received by an inbox, 1 from each sender, 2 from each sender by receives that are given up again and again."""
 
 LOOK_S = 0.25
+GRACE_S = 14.0
+"""A pair of Gloo's that is being made for a peer that is gone ends after the job's limit for connections."""
 ORDINARY = (PeerError, LinkError, ChannelError)
 """What may happen when others are killed; each is counted by its kind."""
 
@@ -70,7 +72,7 @@ async def live(settings: Settings) -> dict[str, Any]:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     told = talk()
     await _first_stream()
-    checker = check_leaks(grace=8.0)
+    checker = check_leaks(grace=GRACE_S)
     await checker.__aenter__()
     lives = 0
     while True:
