@@ -109,7 +109,10 @@ def _problem(error: AiorlinfError, timeout: float) -> str:
 
 def waits_of(workers: Sequence[WorkerState]) -> list[Wait]:
     """What their operations wait for; those whose bytes are on their way wait for nobody."""
-    channels = {channel["name"]: channel for worker in workers if worker.report is not None for channel in worker.report["channels"]}
+    channels: dict[str, list[Mapping[str, Any]]] = {}  # several replicas may have one name
+    for worker in workers:
+        for channel in () if worker.report is None else worker.report["channels"]:
+            channels.setdefault(channel["name"], []).append(channel)
     waits = []
     for worker in workers:
         for each in () if worker.report is None else worker.report["pending"]:
@@ -117,18 +120,19 @@ def waits_of(workers: Sequence[WorkerState]) -> list[Wait]:
                 continue
             targets, any_of = tuple(each["waits_for"]), False
             if each["channel"] in channels:
-                targets, any_of = _of_channel(each, channels[each["channel"]]), True
+                found = {target for channel in channels[each["channel"]] for target in _of_channel(each, channel)}
+                targets, any_of = tuple(sorted(found)), True
             waits.append(Wait(worker.name, targets, any_of, _text(each), each["elapsed_s"], each["site"] or ""))
     return waits
 
 
-def _of_channel(call: Mapping[str, Any], channel: Mapping[str, Any]) -> tuple[str, ...]:
+def _of_channel(call: Mapping[str, Any], channel: Mapping[str, Any]) -> set[str]:
     """Whom a call of a channel waits for: a get for those who may still put, a put for those who get."""
     workers = channel["workers"]
     if call["operation"].startswith("put"):
-        return tuple(sorted(set(workers["consumers"].values())))
+        return set(workers["consumers"].values())
     open_ones = {each["name"] for each in channel["producers"] if each["state"] == "open"}
-    return tuple(sorted({worker for name, worker in workers["producers"].items() if name in open_ones}))
+    return {worker for name, worker in workers["producers"].items() if name in open_ones}
 
 
 def _text(operation: Mapping[str, Any]) -> str:
