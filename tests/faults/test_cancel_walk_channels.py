@@ -92,7 +92,7 @@ async def ends(request: pytest.FixtureRequest) -> AsyncIterator[Ends]:
 
 
 async def test_a_put_has_happened_or_not(ends: Ends) -> None:
-    for count, turns in enumerate(points(120)):
+    for count, turns in enumerate(points(80)):
         cancelled, _ = await cancelled_after(turns, lambda: ends.put.put(item(count)))  # noqa: B023  # run at once
         assert await ends.rest() == ([] if cancelled else [count])
     await ends.ends_well()
@@ -110,7 +110,7 @@ async def test_a_put_that_has_to_wait_for_room(ends: Ends) -> None:
 
 @pytest.mark.parametrize("waits", [False, True], ids=["item-waits", "item-comes"])
 async def test_a_get_takes_the_item_or_leaves_it(ends: Ends, waits: bool) -> None:
-    for count, turns in enumerate(points(120)):
+    for count, turns in enumerate(points(80)):
         if waits:
             await ends.put.put(item(2 * count))
             await ends.put.put(item(2 * count + 1))
@@ -127,7 +127,7 @@ async def test_a_get_takes_the_item_or_leaves_it(ends: Ends, waits: bool) -> Non
 
 
 async def test_a_batch_is_taken_whole_or_not_at_all(ends: Ends) -> None:
-    for count, turns in enumerate(points(120)):
+    for count, turns in enumerate(points(80)):
         numbers = [3 * count, 3 * count + 1, 3 * count + 2]
         for each in numbers:
             await ends.put.put(item(each))
@@ -139,7 +139,7 @@ async def test_a_batch_is_taken_whole_or_not_at_all(ends: Ends) -> None:
 
 
 async def test_a_lease_gives_back_unless_the_block_has_ended(ends: Ends) -> None:
-    for count, turns in enumerate(points(120)):
+    for count, turns in enumerate(points(80)):
         await ends.put.put(item(count))
         done: list[int] = []
 
@@ -158,7 +158,7 @@ async def test_a_lease_gives_back_unless_the_block_has_ended(ends: Ends) -> None
 async def test_peeking_and_counting_change_nothing(ends: Ends) -> None:
     for count in range(3):
         await ends.put.put(item(count))
-    for turns in points(80)[::2]:
+    for turns in points(80)[::3]:
         for look in (ends.get.peek_all, ends.get.qsize, ends.put.full, ends.put.stats):
             await cancelled_after(turns, look)
     assert await ends.rest() == [0, 1, 2]
@@ -167,7 +167,7 @@ async def test_peeking_and_counting_change_nothing(ends: Ends) -> None:
 
 async def test_closing_goes_on_when_nobody_waits_for_it(cluster: LocalCluster) -> None:
     put, get = cluster["w:0"], cluster["w:1"]
-    for count, turns in enumerate(points(60)[::2]):
+    for count, turns in enumerate(points(60)[::3]):
         channel = await put.create_channel(f"n{count}", worker="c")
         await channel.put(item(count))
         other: Channel[Any] = await get.connect_channel(f"n{count}")
@@ -183,7 +183,7 @@ async def test_a_connection_that_was_given_up_is_none(cluster: LocalCluster, rol
     """One that was made would keep the stream from ending, or be given items by the policy."""
     first = await cluster["w:0"].create_channel("c", policy="shortest_queue" if role == "consumer" else None)
     get: Channel[Any] = await cluster["w:1"].connect_channel("c", consumer="the one that stays")
-    for count, turns in enumerate(points(120)[::2]):
+    for count, turns in enumerate(points(80)[::3]):
         who: dict[str, Any] = {role: f"visitor {count}"}
         cancelled, channel = await cancelled_after(turns, lambda: cluster["w:2"].connect_channel("c", **who))  # noqa: B023  # run at once
         if not cancelled:
@@ -195,7 +195,7 @@ async def test_a_connection_that_was_given_up_is_none(cluster: LocalCluster, rol
 
 
 async def test_who_gives_up_does_not_count_as_a_producer(cluster: LocalCluster) -> None:
-    for count, turns in enumerate(points(60)[::2]):
+    for count, turns in enumerate(points(60)[::3]):
         first = await cluster["w:0"].create_channel(f"n{count}", producers=2, worker="c")
         get: Channel[Any] = await cluster["w:1"].connect_channel(f"n{count}")
         cancelled, channel = await cancelled_after(
@@ -218,7 +218,7 @@ async def test_who_gives_up_does_not_count_as_a_producer(cluster: LocalCluster) 
 
 
 async def test_a_channel_whose_making_was_given_up_can_be_made(cluster: LocalCluster) -> None:
-    for count, turns in enumerate(points(120)[::2]):
+    for count, turns in enumerate(points(80)[::3]):
         name = f"n{count}"
         await cancelled_after(turns, lambda: cluster["w:0"].create_channel(name, maxsize=3, worker="c"))  # noqa: B023  # run at once
         channel = await cluster["w:0"].create_channel(name, maxsize=3, worker="c")

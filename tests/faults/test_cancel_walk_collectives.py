@@ -72,7 +72,7 @@ async def outcome(work: Any) -> Any:
 async def test_all_end_and_the_next_one_works(cluster: LocalCluster, call: Calls, rank: int) -> None:
     groups = groups_of(cluster)
     count = 0
-    for turns in points(200)[1:]:  # before the first turn it is not called, and the others would wait for that
+    for turns in points(60)[1:]:  # before the first turn it is not called, and the others would wait for that
         count += 1
         others = [asyncio.ensure_future(outcome(call(other, groups[other], count))) for other in range(3) if other != rank]
         cancelled, got = await cancelled_after(turns, lambda: call(rank, groups[rank], count))  # noqa: B023  # run at once
@@ -93,7 +93,7 @@ async def test_all_end_and_the_next_one_works(cluster: LocalCluster, call: Calls
 
 @pytest.mark.parametrize("call", [broadcast, gather, all_to_all])
 async def test_the_first_one_of_a_group_before_there_are_links(call: Calls) -> None:
-    for turns in points(60)[1::4]:
+    for turns in points(60)[1::6]:
         async with local_cluster(NAMES) as cluster:
             groups = groups_of(cluster)
             others = [asyncio.ensure_future(outcome(call(other, groups[other], 1))) for other in (1, 2)]
@@ -107,7 +107,7 @@ async def test_the_first_one_of_a_group_before_there_are_links(call: Calls) -> N
 
 
 async def test_waiting_for_a_worker(cluster: LocalCluster) -> None:
-    for count, turns in enumerate(points(100)[::2]):
+    for count, turns in enumerate(points(60)[::3]):
         address = f"x:{count}"
         await cancelled_after(turns, lambda: cluster["w:0"].wait_for(address))  # noqa: B023  # run at once
         await cancelled_after(turns, cluster["w:0"].peers)
@@ -133,7 +133,7 @@ async def test_no_news_are_lost(cluster: LocalCluster) -> None:
         if not cancelled:
             seen.append((event.kind, str(event.address), int(event.incarnation)))
 
-    for count, turns in enumerate(points(100)[::2]):
+    for count, turns in enumerate(points(60)[::3]):
         await take(turns)
         await cluster.join("x:0")
         await take(turns)
@@ -151,7 +151,7 @@ async def test_no_news_are_lost(cluster: LocalCluster) -> None:
 
 async def test_a_start_that_was_given_up_leaves_the_address_free(cluster: LocalCluster, complaints: list[str]) -> None:
     env = cluster.env("x:0")
-    for turns in points(200)[::3]:
+    for turns in points(100)[::4]:
 
         async def start() -> Any:
             return await init("x:0", manager=env["AIORLINF_MANAGER"], token=env["AIORLINF_TOKEN"])  # it is always this
@@ -162,11 +162,11 @@ async def test_a_start_that_was_given_up_leaves_the_address_free(cluster: LocalC
         async with await cluster.join("x:0") as again:
             await again.send(turns, "w:0")
             assert await cluster["w:0"].recv("x:0", timeout=20) == turns
-    complaints[:] = [text for text in complaints if not text.startswith("refused a connection to the manager: the connection was closed")]
+    complaints[:] = [text for text in complaints if not text.startswith("refused a connection to the manager")]
 
 
 async def test_a_close_that_nobody_waits_for_flushes_and_ends(cluster: LocalCluster) -> None:
-    for turns in points(100)[::2]:
+    for turns in points(60)[::3]:
         worker = await cluster.join("x:0")
         sent = worker.send(value(turns, 1), "w:0")
         await cancelled_after(turns, worker.close)

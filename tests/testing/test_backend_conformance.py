@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import torch
 
@@ -24,15 +23,6 @@ class TestSharedMemory(BackendConformance):
 
 class TestGloo(BackendConformance):
     backend = "gloo"
-
-
-class TestCompressed(BackendConformance):
-    """The stream again; what travels is something else."""
-
-    backend = "stream"
-
-    def collective(self) -> Mapping[str, Any]:
-        return {"tensor_compression": {"codec": "lz4", "min_bytes": 1, "excluded_dtypes": []}}
 
 
 class TestDevice(BackendConformance):

@@ -22,7 +22,7 @@ from aiorlinf.worker import Worker
 __all__ = ["BackendConformance", "BackendPair"]
 
 INLINE = 4096
-WINDOW = 1 << 20
+WINDOW = 1 << 18
 LIMIT_S = 20.0
 DTYPES = (
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -104,7 +104,7 @@ class BackendConformance:
                     "inline_max_bytes": INLINE,
                     "window_bytes": WINDOW,
                     "chunk_bytes": WINDOW // 8,
-                    "shared_memory": {"segment_bytes": 1 << 20},
+                    "shared_memory": {"segment_bytes": 1 << 18},
                     **self.collective(),
                 }
             }
@@ -310,7 +310,7 @@ class BackendConformance:
     @pytest.mark.asyncio
     async def test_memory_comes_back(self) -> None:
         async with self.pair() as pair:
-            for number in range(20):
+            for number in range(10):
                 values = self.values(WINDOW // 4, number)
                 assert self.same(await pair.trip(self.place(values)), values)
             for turn in itertools.count():

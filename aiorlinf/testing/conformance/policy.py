@@ -31,7 +31,7 @@ def some_consumer(chance: random.Random, name: str) -> Consumer:
     """One with a past."""
     consumer = Consumer(name, chance.choice([0.5, 1.0, 3.0]), {"host": chance.choice(["x", "y"])})
     consumer.free_memory = chance.choice([None, 0, 1 << 30])
-    for _ in range(chance.randrange(4)):
+    for _ in range(chance.randrange(3)):
         consumer.chosen(chance.choice([0.0, 1.0, 2.5]), chance.randrange(1000))
     consumer.busy_seconds = chance.choice([0.0, 0.1, 50.0])
     consumer.asking = chance.randrange(3)
@@ -156,11 +156,11 @@ class PolicyConformance:
         await channel.shutdown(immediate=True)
 
     @pytest.mark.asyncio
-    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("seed", range(3))
     async def test_nothing_is_lost_whoever_comes_and_goes(self, policy: LoadBalancePolicy, seed: int) -> None:
         chance = random.Random(seed)
         channel = Channel.local("conformance", maxsize=16, policy=policy)
-        crowd, items = (50, 40) if seed == 3 else (5, 150)  # from some number on they are compared as arrays
+        crowd, items = (50, 40) if seed == 2 else (5, 150)  # from some number on they are compared as arrays
         got: list[int] = []
 
         async def consume(number: int) -> None:
