@@ -75,7 +75,8 @@ def cut(worker: Worker, peer: str, *, hard: bool = False) -> None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             transport.abort()
         else:
-            sock.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # the other side was quicker
+                sock.shutdown(socket.SHUT_RDWR)
 
 
 def whole(*links: Link) -> bool:
