@@ -213,7 +213,7 @@ def test_a_peer_that_does_not_read_is_left_alone(run: Callable[..., None], monke
     async def scenario() -> None:
         async with two() as (a, b):
             reading = connection_of(b, "a:0").transport
-            assert isinstance(reading, asyncio.ReadTransport) or hasattr(reading, "pause_reading")
+            assert reading is not None
             reading.pause_reading()
             sent = a.send(torch.zeros(20_000_000, dtype=torch.uint8), "b:0")
             received = b.recv("a:0")
