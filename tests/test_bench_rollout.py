@@ -1,4 +1,4 @@
-"""``scripts/bench rollout`` runs. The figures are not for a test. (Its other transports: tests/ray.)"""
+"""``scripts/bench rollout`` runs. The figures are not for a test. (Over Ray: tests/ray.)"""
 
 from __future__ import annotations
 
@@ -20,17 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.mark.timeout(110)
 def test_all_of_it_works(tmp_path: Path) -> None:
-    command = [
-        "rollout",
-        "--quick",
-        "--peers",
-        "aiorlinf",
-        "zmq",
-        "--json",
-        str(tmp_path / "figures.json"),
-        "--plot",
-        str(tmp_path / "figures.png"),
-    ]
+    command = ["rollout", "--quick", "--peers", "aiorlinf", "torch", "zmq"]
+    command += ["--json", str(tmp_path / "figures.json"), "--plot", str(tmp_path / "figures.png")]
     done = subprocess.run(
         [sys.executable, "-m", "scripts.benchmarks", *command],
         cwd=ROOT,
@@ -42,11 +33,11 @@ def test_all_of_it_works(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     row = r"^{} +\d+ +\d+ to \d+ +[\d.]+ % +[\d.]+ % +[\d.]+ +\d+$"
-    for title in ("aiorlinf", "pyzmq, pickled"):
+    for title in ("aiorlinf", "torch.multiprocessing queues", "pyzmq, pickled"):
         assert re.search(row.format(title), done.stdout, re.MULTILINE), done.stdout
     assert re.search(r"aiorlinf makes [\d.]+ times the steps per second of pyzmq", done.stdout)
     found = json.loads((tmp_path / "figures.json").read_text())
-    assert {name: len(runs) for name, runs in found["runs"].items()} == {"aiorlinf": 1, "zmq": 1}
+    assert {name: len(runs) for name, runs in found["runs"].items()} == {"aiorlinf": 1, "torch": 1, "zmq": 1}
     assert (tmp_path / "figures.png").read_bytes().startswith(b"\x89PNG")
 
 
