@@ -52,4 +52,5 @@ async def play(comm: aiorlinf.Worker, environment: Environment, trainer: str, ep
                 rewards.append(reward)
             await comm.send(Trajectory(torch.stack(observations), torch.tensor(rewards), version), trainer)
     finally:
-        news.cancel()
+        if not news.cancel():
+            news.exception()  # it has failed as well, or come at the last moment: nobody needs to hear of it

@@ -50,7 +50,7 @@ class Place(Protocol):
         `create_channel`."""
 
 
-async def until(work: AsyncWork[Any]) -> BaseException | None:
+async def _until(work: AsyncWork[Any]) -> BaseException | None:
     """The error of a work."""
     try:
         await work
@@ -59,7 +59,7 @@ async def until(work: AsyncWork[Any]) -> BaseException | None:
     return None
 
 
-async def settle(channel: Channel[Any]) -> None:
+async def _settle(channel: Channel[Any]) -> None:
     """Everything that was said before has arrived."""
     for _ in range(3):
         await channel.stats()
@@ -107,14 +107,14 @@ class ChannelConformance:
     async def test_nowait_and_looks(self) -> None:
         async with self.place(maxsize=2) as here:
             channel = await here.handle()
-            error = await until(channel.get_nowait())
+            error = await _until(channel.get_nowait())
             assert isinstance(error, ChannelEmpty)
             assert isinstance(error, asyncio.QueueEmpty)
             assert await channel.empty()
             await channel.put_nowait(1)
             await channel.put_nowait(2, key="k")
             assert await channel.full()
-            error = await until(channel.put_nowait(3))
+            error = await _until(channel.put_nowait(3))
             assert isinstance(error, ChannelFull)
             assert isinstance(error, asyncio.QueueFull)
             assert (await channel.qsize(), await channel.qsize(key="k"), await channel.qsize(key=7)) == (2, 1, 0)
@@ -163,7 +163,7 @@ class ChannelConformance:
             put, get = await here.handle(), await here.handle()
             before = threading.active_count()
             gets = [get.get() for _ in range(5000)]
-            await settle(get)
+            await _settle(get)
             assert threading.active_count() <= before + 2
             for number in range(5000):
                 put.put(number)
@@ -187,13 +187,13 @@ class ChannelConformance:
             put, get = await here.handle(), await here.handle()
             puts = [put.put(torch.full((LARGE - 500,), float(number))) for number in range(6)]
             await puts[2]
-            await settle(put)
+            await _settle(put)
             assert [work.done() for work in puts] == [True] * 3 + [False] * 3
             for number in range(6):
                 assert float((await get.get())[0]) == number
             for work in puts:
                 await work
-            await settle(get)
+            await _settle(get)
             assert (await get.stats()).held_bytes == 0
 
     # ---- ends
@@ -205,21 +205,21 @@ class ChannelConformance:
             await two.put(2)
             await one.close()
             await one.close()
-            assert isinstance(await until(one.put(3)), ChannelClosed)
+            assert isinstance(await _until(one.put(3)), ChannelClosed)
             seen = []
 
             async def read() -> None:
                 seen.extend([item async for item in get])
 
             reading = asyncio.create_task(read())
-            await settle(two)
+            await _settle(two)
             assert not reading.done()
             await two.put(4)
             await two.close()
             await reading
             assert seen == [1, 2, 4]
-            assert isinstance(await until(get.get()), ChannelClosed)
-            assert isinstance(await until(get.put(1)), ChannelClosed)
+            assert isinstance(await _until(get.get()), ChannelClosed)
+            assert isinstance(await _until(get.put(1)), ChannelClosed)
 
     async def test_one_handle_for_both(self) -> None:
         async with self.place() as here:
@@ -234,16 +234,16 @@ class ChannelConformance:
             put, get = await here.handle(), await here.handle()
             work = get.get()
             await put.close()
-            assert isinstance(await until(work), ChannelClosed)
+            assert isinstance(await _until(work), ChannelClosed)
 
     async def test_a_consumer_leaves(self) -> None:
         async with self.place() as here:
             put, get = await here.handle(), await here.handle()
             work = get.get()
-            await settle(get)
+            await _settle(get)
             await get.close()
-            assert isinstance(await until(work), ChannelClosed)
-            assert isinstance(await until(get.get()), ChannelClosed)
+            assert isinstance(await _until(work), ChannelClosed)
+            assert isinstance(await _until(get.get()), ChannelClosed)
             await put.put(1)
             assert await put.get() == 1
 
@@ -257,18 +257,18 @@ class ChannelConformance:
             await two.put(2)
             assert await work == 2
             await two.close()
-            assert isinstance(await until(get.get()), ChannelClosed)
+            assert isinstance(await _until(get.get()), ChannelClosed)
 
     async def test_shutdown(self) -> None:
         async with self.place(maxsize=1) as here:
             put, other = await here.handle(), await here.handle()
             await put.put(1)
             waiting = put.put(2)
-            await settle(put)
+            await _settle(put)
             await other.shutdown()
-            assert isinstance(await until(waiting), ChannelClosed)
+            assert isinstance(await _until(waiting), ChannelClosed)
             assert await other.get() == 1
-            assert isinstance(await until(other.get()), ChannelClosed)
+            assert isinstance(await _until(other.get()), ChannelClosed)
             await other.shutdown(immediate=True)
 
     # ---- exactly once
@@ -277,7 +277,7 @@ class ChannelConformance:
         async with self.place() as here:
             put, get = await here.handle(), await here.handle()
             works = [get.get() for _ in range(3)]
-            await settle(get)
+            await _settle(get)
             works[0].cancel()
             works[2].cancel()
             await put.put(1)
@@ -308,7 +308,7 @@ class ChannelConformance:
             put, get = await here.handle(), await here.handle()
             await put.put("first")
             waiting = [put.put(item) for item in ("a", torch.zeros(LARGE), "b")]
-            await settle(put)
+            await _settle(put)
             waiting[0].cancel()
             waiting[1].cancel()
             assert await get.get() == "first"
@@ -316,7 +316,7 @@ class ChannelConformance:
             await waiting[2]
             work = put.put("c")
             cancelled = work.cancel()  # where nothing lies between, it is there already
-            await settle(put)
+            await _settle(put)
             assert await get.empty() == cancelled == self.copies
 
     async def test_puts_that_are_waited_for_together(self) -> None:
@@ -333,9 +333,9 @@ class ChannelConformance:
         async with self.place(maxsize=1) as here:
             channel = await here.handle()
             for work in (channel.get(timeout=0.02), channel.get_batch(3, timeout=0.02)):
-                assert isinstance(await until(work), DeadlineExceeded)
+                assert isinstance(await _until(work), DeadlineExceeded)
             await channel.put(1)
-            error = await until(channel.put(2, timeout=0.02))
+            error = await _until(channel.put(2, timeout=0.02))
             assert isinstance(error, DeadlineExceeded)
             assert "had no room" in str(error)
             assert await channel.get() == 1
@@ -403,7 +403,7 @@ class ChannelConformance:
                 assert torch.equal(item, tensor)
             lease = one.lease(target_weight=5)
             work = asyncio.create_task(lease.__aenter__())
-            await settle(one)
+            await _settle(one)
             await put.close()
             assert await work == ["next"]
             lease.give_back()
@@ -430,9 +430,9 @@ class ChannelConformance:
                 await here.handle(consumer=name)
             one = await here.handle(consumer="x")
             work = one.get(key="x")
-            await settle(one)
+            await _settle(one)
             for wrong, kinds in (("nobody", (StopIteration, RuntimeError, RemoteError)), ("nonsense", ChannelError)):
-                error = await until(put.put(1, key=wrong))
+                error = await _until(put.put(1, key=wrong))
                 assert isinstance(error, kinds)
             await put.put(2, key="x")
             assert await work == 2
@@ -523,4 +523,4 @@ class ChannelConformance:
             thread = asyncio.create_task(asyncio.to_thread(produce))
             assert [await get.get() for _ in range(49)] == list(range(49))
             await thread
-            assert isinstance(await until(get.get()), ChannelClosed)
+            assert isinstance(await _until(get.get()), ChannelClosed)

@@ -28,33 +28,33 @@ SIZES = [1, 2, 12, 13, 15, 16, 17, 63, 64, 65, 255, 256, 257, 4095, 4096, 4097, 
 LARGE = 24 * MIB
 
 
-def dense(nbytes: int) -> torch.Tensor:
+def _dense(nbytes: int) -> torch.Tensor:
     """Small numbers as int64, with some variety: a codec makes these a few times smaller."""
     numbers = torch.randint(0, 200, (-(-nbytes // 8),), generator=torch.Generator().manual_seed(0))
     return numbers.view(torch.uint8)[:nbytes].clone()
 
 
-def random_bytes(nbytes: int) -> torch.Tensor:
+def _random_bytes(nbytes: int) -> torch.Tensor:
     """Nothing makes these smaller."""
     return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
 
-def zeros(nbytes: int) -> torch.Tensor:
+def _zeros(nbytes: int) -> torch.Tensor:
     """What gets smallest."""
     return torch.zeros(nbytes, dtype=torch.uint8)
 
 
-def guarded(nbytes: int) -> torch.Tensor:
+def _guarded(nbytes: int) -> torch.Tensor:
     """Memory with a mark on both sides."""
     return torch.full((nbytes + 2 * GUARD,), MARK, dtype=torch.uint8)
 
 
-def unharmed(memory: torch.Tensor) -> bool:
+def _unharmed(memory: torch.Tensor) -> bool:
     """Whether the marks are what they were."""
     return bool((memory[:GUARD] == MARK).all()) and bool((memory[-GUARD:] == MARK).all())
 
 
-def inside(memory: torch.Tensor) -> torch.Tensor:
+def _inside(memory: torch.Tensor) -> torch.Tensor:
     """What lies between the marks."""
     return memory[GUARD:-GUARD]
 
@@ -130,18 +130,18 @@ class CodecConformance:
 
     # ---- lossless
 
-    @pytest.mark.parametrize("make_data", [dense, random_bytes, zeros])
+    @pytest.mark.parametrize("make_data", [_dense, _random_bytes, _zeros])
     def test_a_round_trip_at_every_boundary(self, codec: Codec[Any], context: Context, make_data: Callable[[int], torch.Tensor]) -> None:
         for nbytes in SIZES:
             data = make_data(nbytes)
             packed = self.pack(codec, context, data)
-            memory = guarded(nbytes)
-            context.decompress_into(packed, inside(memory))
-            assert torch.equal(inside(memory), data), f"{nbytes} bytes came back as others"
-            assert unharmed(memory), f"of {nbytes} bytes some were written beside the target"
+            memory = _guarded(nbytes)
+            context.decompress_into(packed, _inside(memory))
+            assert torch.equal(_inside(memory), data), f"{nbytes} bytes came back as others"
+            assert _unharmed(memory), f"of {nbytes} bytes some were written beside the target"
 
     def test_every_kind_of_memory(self, codec: Codec[Any], context: Context) -> None:
-        data = dense(5000)
+        data = _dense(5000)
         packed = self.pack(codec, context, data)
         for source in (bytes(data.numpy()), bytearray(data.numpy()), data.numpy().data, data):
             out = bytearray(codec.compress_bound(5000))
@@ -153,7 +153,7 @@ class CodecConformance:
         context.decompress_into(packed.numpy().data, bytearray(5000))
 
     def test_one_context_undoes_what_another_has_done(self, codec: Codec[Any]) -> None:
-        data = dense(100_000)
+        data = _dense(100_000)
         packed = self.pack(codec, codec.context(), data)
         out = torch.empty(100_000, dtype=torch.uint8)
         self.make().context().decompress_into(packed, out)
@@ -164,7 +164,7 @@ class CodecConformance:
 
         def work(number: int, context: Context) -> None:
             for turn in range(20):
-                data = dense(20_000 + 977 * number + turn)
+                data = _dense(20_000 + 977 * number + turn)
                 out = torch.empty(len(data), dtype=torch.uint8)
                 context.decompress_into(self.pack(codec, context, data), out)
                 if not torch.equal(out, data):
@@ -181,30 +181,30 @@ class CodecConformance:
     # ---- what does not fit
 
     def test_what_does_not_fit_is_none_and_writes_nothing_outside(self, codec: Codec[Any], context: Context) -> None:
-        data = dense(50_000)
+        data = _dense(50_000)
         size = len(self.pack(codec, context, data))
         for room in (0, 1, 100, size - 1, size, size + 1):
-            memory = guarded(room)
-            written = context.compress_into(data, inside(memory))
+            memory = _guarded(room)
+            written = context.compress_into(data, _inside(memory))
             assert written == (size if room >= size else None) or (room > size and written is not None)
-            assert unharmed(memory)
+            assert _unharmed(memory)
 
     def test_random_bytes_do_not_get_smaller(self, codec: Codec[Any], context: Context) -> None:
         for nbytes in (100, 4096, 100_000):
-            assert context.compress_into(random_bytes(nbytes), torch.empty(nbytes - 1, dtype=torch.uint8)) is None
+            assert context.compress_into(_random_bytes(nbytes), torch.empty(nbytes - 1, dtype=torch.uint8)) is None
 
     # ---- what a peer may have sent
 
     def test_another_size_than_announced_is_an_error(self, codec: Codec[Any], context: Context) -> None:
-        packed = self.pack(codec, context, dense(10_000))
+        packed = self.pack(codec, context, _dense(10_000))
         for nbytes in (0, 1, 9_999, 10_001, 20_000):
-            memory = guarded(nbytes)
+            memory = _guarded(nbytes)
             with pytest.raises(WireError):
-                context.decompress_into(packed, inside(memory))
-            assert unharmed(memory)
+                context.decompress_into(packed, _inside(memory))
+            assert _unharmed(memory)
 
     def test_every_truncation_is_an_error(self, codec: Codec[Any], context: Context) -> None:
-        packed = self.pack(codec, context, dense(400))
+        packed = self.pack(codec, context, _dense(400))
         for size in range(len(packed)):
             with pytest.raises(WireError):
                 context.decompress_into(packed[:size], bytearray(400))
@@ -212,29 +212,29 @@ class CodecConformance:
     def test_garbage_is_an_error(self, codec: Codec[Any], context: Context) -> None:
         for size in (1, 7, 100, 5000):
             with pytest.raises(WireError):
-                context.decompress_into(random_bytes(size), bytearray(10_000))
+                context.decompress_into(_random_bytes(size), bytearray(10_000))
 
     def test_each_flipped_bit_is_an_error_or_other_data_and_never_outside(self, codec: Codec[Any], context: Context) -> None:
-        data = dense(2_000)
+        data = _dense(2_000)
         packed = self.pack(codec, context, data)
-        memory = guarded(2_000)
+        memory = _guarded(2_000)
         errors = 0
         for bit in range(0, packed.numel() * 8, 3):
             damaged = packed.clone()
             damaged[bit // 8] ^= 1 << bit % 8
             memory.fill_(MARK)
             try:
-                context.decompress_into(damaged, inside(memory))
+                context.decompress_into(damaged, _inside(memory))
             except WireError:
                 errors += 1
-            assert unharmed(memory)
+            assert _unharmed(memory)
         assert errors > 0
         out = torch.empty(2_000, dtype=torch.uint8)
         context.decompress_into(packed, out)
         assert torch.equal(out, data), "the context is as good as before"
 
     def test_a_context_can_be_used_again_after_anything(self, codec: Codec[Any], context: Context) -> None:
-        data = dense(300_000)
+        data = _dense(300_000)
         wanted = self.pack(codec, codec.context(), data)
         out = torch.empty(codec.compress_bound(300_000), dtype=torch.uint8)
         back = torch.empty(300_000, dtype=torch.uint8)
@@ -242,7 +242,7 @@ class CodecConformance:
             assert context.compress_into(data, out[:1000]) is None
             with pytest.raises(WireError):
                 context.decompress_into(wanted[: len(wanted) // 2], back)
-            assert context.compress_into(random_bytes(5000), out[:4000]) is None
+            assert context.compress_into(_random_bytes(5000), out[:4000]) is None
             assert torch.equal(self.pack(codec, context, data), wanted)
             context.decompress_into(wanted, back)
             assert torch.equal(back, data)
@@ -250,10 +250,10 @@ class CodecConformance:
     # ---- memory
 
     def test_failures_keep_no_memory(self, codec: Codec[Any], context: Context) -> None:
-        packed = self.pack(codec, context, dense(200_000))
+        packed = self.pack(codec, context, _dense(200_000))
         damaged = packed.clone()
-        damaged[len(damaged) // 2 :] = random_bytes(len(damaged) - len(damaged) // 2)
-        out, small, data = torch.empty(200_000, dtype=torch.uint8), torch.empty(1000, dtype=torch.uint8), dense(200_000)
+        damaged[len(damaged) // 2 :] = _random_bytes(len(damaged) - len(damaged) // 2)
+        out, small, data = torch.empty(200_000, dtype=torch.uint8), torch.empty(1000, dtype=torch.uint8), _dense(200_000)
 
         def fail(times: int) -> None:
             for _ in range(times):
@@ -276,7 +276,7 @@ class CodecConformance:
         """With an endless switch interval this thread runs within the other's call only if that lets go of the lock."""
         if not self.releases_lock:
             pytest.skip("it says that it does not")
-        data = dense(LARGE)
+        data = _dense(LARGE)
         packed = self.pack(codec, context, data)
         out = torch.empty(LARGE, dtype=torch.uint8)
         room = torch.empty(codec.compress_bound(LARGE), dtype=torch.uint8)
@@ -293,9 +293,9 @@ class CodecConformance:
         """The peak of memory shows no second copy of what is compressed or decompressed."""
         if self.copies:
             pytest.skip("it says that it makes one")
-        data = zeros(64 * MIB)
-        room = zeros(codec.compress_bound(64 * MIB) // 8)
-        out = zeros(64 * MIB)
+        data = _zeros(64 * MIB)
+        room = _zeros(codec.compress_bound(64 * MIB) // 8)
+        out = _zeros(64 * MIB)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         size = context.compress_into(data, room)
         assert size is not None

@@ -22,12 +22,12 @@ GROWTH_BYTES = 1 << 13
 COMING_AND_GOING = 3000
 
 
-def some_item(chance: random.Random, key: Any = None) -> ItemInfo:
+def _some_item(chance: random.Random, key: Any = None) -> ItemInfo:
     """An item that a producer puts."""
     return ItemInfo(key, chance.choice([0.0, 0.5, 1.0, 7.25, 1000.0]), chance.choice([0, 100, 1 << 30]), Producer("p").name)
 
 
-def some_consumer(chance: random.Random, name: str) -> Consumer:
+def _some_consumer(chance: random.Random, name: str) -> Consumer:
     """One with a past."""
     consumer = Consumer(name, chance.choice([0.5, 1.0, 3.0]), {"host": chance.choice(["x", "y"])})
     consumer.free_memory = chance.choice([None, 0, 1 << 30])
@@ -38,7 +38,7 @@ def some_consumer(chance: random.Random, name: str) -> Consumer:
     return consumer
 
 
-def seen(consumers: Sequence[Consumer]) -> list[tuple[Any, ...]]:
+def _seen(consumers: Sequence[Consumer]) -> list[tuple[Any, ...]]:
     """All that a policy could have changed."""
     return [
         (
@@ -75,11 +75,11 @@ class PolicyConformance:
 
     def choose(self, policy: LoadBalancePolicy, item: ItemInfo, consumers: Sequence[Consumer]) -> int:
         """What it chooses, checked."""
-        before = seen(consumers)
+        before = _seen(consumers)
         index = policy.select_consumer(item, consumers)
         assert not isinstance(index, bool)
         assert 0 <= operator.index(index) < len(consumers), f"{index} of {len(consumers)} consumers"
-        assert seen(consumers) == before, "a policy only looks"
+        assert _seen(consumers) == before, "a policy only looks"
         return operator.index(index)
 
     # ---- by itself
@@ -88,9 +88,9 @@ class PolicyConformance:
     def test_it_chooses_one_of_those_that_are_there(self, policy: LoadBalancePolicy, count: int) -> None:
         chance = random.Random(count)
         for _ in range(20):
-            consumers = [some_consumer(chance, f"c:{number}") for number in range(count)]
+            consumers = [_some_consumer(chance, f"c:{number}") for number in range(count)]
             for _ in range(5):
-                self.choose(policy, some_item(chance, chance.choice(self.keys)), consumers)
+                self.choose(policy, _some_item(chance, chance.choice(self.keys)), consumers)
 
     def test_it_takes_consumers_that_nothing_is_known_of(self, policy: LoadBalancePolicy) -> None:
         consumers = [Consumer(f"c:{number}") for number in range(3)]
@@ -100,21 +100,21 @@ class PolicyConformance:
     def test_whether_an_item_may_move_is_yes_or_no(self, policy: LoadBalancePolicy) -> None:
         chance = random.Random(3)
         for _ in range(100):
-            holder, taker = some_consumer(chance, "holder"), some_consumer(chance, "taker")
-            before = seen([holder, taker])
-            answer: Any = policy.may_move(some_item(chance, chance.choice(self.keys)), holder, taker, chance.choice([0.0, 0.5, 100.0]))
+            holder, taker = _some_consumer(chance, "holder"), _some_consumer(chance, "taker")
+            before = _seen([holder, taker])
+            answer: Any = policy.may_move(_some_item(chance, chance.choice(self.keys)), holder, taker, chance.choice([0.0, 0.5, 100.0]))
             assert type(answer).__name__ in ("bool", "bool_"), f"may_move says {answer!r}"
-            assert seen([holder, taker]) == before, "a policy only looks"
+            assert _seen([holder, taker]) == before, "a policy only looks"
 
     def test_it_forgets_consumers_that_are_gone(self, policy: LoadBalancePolicy) -> None:
         if not self.picklable:
             pytest.skip("its state cannot be measured")
         chance = random.Random(4)
-        there = [some_consumer(chance, f"c:{number}") for number in range(4)]
+        there = [_some_consumer(chance, f"c:{number}") for number in range(4)]
         settled = 0
         for number in range(COMING_AND_GOING):
-            there[number % 4] = some_consumer(chance, f"d:{number}")
-            self.choose(policy, some_item(chance, chance.choice(self.keys)), there)
+            there[number % 4] = _some_consumer(chance, f"d:{number}")
+            self.choose(policy, _some_item(chance, chance.choice(self.keys)), there)
             if number == COMING_AND_GOING // 10:
                 settled = len(pickle.dumps(policy))
         growth = len(pickle.dumps(policy)) - settled
