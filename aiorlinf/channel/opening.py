@@ -100,7 +100,6 @@ async def connect(
         table.expect(holding.owner.address)
         try:
             channel = await hub.open(settings, role, create=False)
-            break
         except UsageError as error:
             # Its worker has died and lives anew without it, and the name is still that of the earlier life: as if there were no channel.
             if NOT_HELD not in error.message:
@@ -108,8 +107,9 @@ async def connect(
             if time.monotonic() >= end:
                 hint = f"some worker calls comm.create_channel({name!r})"
                 raise RendezvousError(error.message, operation="connect_channel", elapsed=timeout, hint=hint) from None
+        else:
+            return channel if not settings.distributed else await _spread(hub, table, life, channel, settings, role, env, end)
         await asyncio.sleep(min(_LOOK_SECONDS, max(0.0, end - time.monotonic())))
-    return channel if not settings.distributed else await _spread(hub, table, life, channel, settings, role, env, end)
 
 
 async def _held(life: Lifeline, name: str) -> ChannelSettings | None:

@@ -516,14 +516,14 @@ def test_a_limit_passes(three: Three) -> None:
 
 def test_memory_is_free_when_the_parcel_is_empty(three: Three) -> None:
     parcel = parcel_of(three, big(1))
-    memory = weakref.ref(parcel._memory[0])
+    memory = weakref.ref(parcel.memory[0])
     sent, work = pass_on(three, parcel), receive(three)
     three.settle()
     sent.result()
     assert memory() is None
     assert torch.equal(work.result(), big(1))
     other = parcel_of(three, big(2))
-    memory = weakref.ref(other._memory[0])
+    memory = weakref.ref(other.memory[0])
     other.close()
     other.close()
     assert memory() is None

@@ -398,4 +398,4 @@ def _number_in(parcel: Parcel) -> float:
     body = parcel._body
     if body is not None:
         return float(torch.frombuffer(bytearray(body[-4:]), dtype=torch.float32)[0])
-    return float(parcel._memory[-1][-4:].view(torch.float32)[0])
+    return float(parcel.memory[-1][-4:].view(torch.float32)[0])
