@@ -13,6 +13,7 @@ there. A plan counts bytes, so that the same thing happens at the same place eac
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import socket
 import struct
 import threading
@@ -28,6 +29,8 @@ __all__ = ["Plan", "Proxy"]
 _READ_BYTES = 1 << 16
 _HELD_BYTES = 1 << 26
 _RESET = struct.pack("ii", 1, 0)
+_SO_ATTACH_FILTER = 26
+_DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # a filter of one instruction: take 0 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ class Proxy:
     def forget(self) -> int:
         """All connections turn into black holes: bytes vanish, and nobody is told. How many there were. New ones work."""
         for flow in self._flows:
-            flow.forgotten = True
+            flow.forget()
         return len(self._flows)
 
     def hold(self) -> None:
@@ -243,6 +246,12 @@ class _Flow:
         self.broken = True
         self._cut.set()
 
+    def forget(self) -> None:
+        """From now on nothing is heard here of what comes, nor said."""
+        self.forgotten = True
+        for direction in self.directions:
+            _turn_deaf(direction.source)
+
     def count(self, size: int) -> None:
         """So many bytes have gone through."""
         self.passed += size
@@ -260,7 +269,7 @@ class _Flow:
         if cut is not None and (forget is None or cut <= forget):
             self.cut()
         else:
-            self.forgotten = True
+            self.forget()
 
 
 class _Direction:
@@ -269,7 +278,7 @@ class _Direction:
     def __init__(self, flow: _Flow, source: socket.socket, target: socket.socket) -> None:
         self.flip_next = False
         self._flow = flow
-        self._source = source
+        self.source = source
         self._target = target
         self._loop = asyncio.get_running_loop()
         self._held: deque[tuple[float, bytes]] = deque()
@@ -281,7 +290,7 @@ class _Direction:
     async def read(self) -> None:
         """Take what comes, with the time when it may go on."""
         while True:
-            data = await self._loop.sock_recv(self._source, _READ_BYTES)
+            data = await self._loop.sock_recv(self.source, _READ_BYTES)
             self._held.append((self._loop.time() + self._flow.plan.delay_s, data))
             self._bytes += len(data)
             self._changed.set()
@@ -338,3 +347,11 @@ class _Direction:
         for place in places:
             changed[place] ^= 1 << (place % 8)
         return bytes(changed)
+
+
+def _turn_deaf(sock: socket.socket) -> None:
+    """Let the kernel throw away every packet that comes. Unacknowledged, its sender tries again and again, as into a dead line."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(_DROP_ALL)))
+    except OSError:  # not Linux: what comes is acknowledged, and vanishes all the same
+        pass
