@@ -18,27 +18,33 @@ __all__: list[str] = []
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.timeout(110)
-def test_all_of_it_works(tmp_path: Path) -> None:
-    command = ["rollout", "--quick", "--peers", "aiorlinf", "torch", "zmq"]
-    command += ["--json", str(tmp_path / "figures.json"), "--plot", str(tmp_path / "figures.png")]
+@pytest.mark.timeout(90)  # several processes import torch, on a machine that may have other things to do
+@pytest.mark.parametrize(
+    ("name", "title"), [("aiorlinf", "aiorlinf"), ("torch", "torch.multiprocessing queues"), ("zmq", "pyzmq, pickled")]
+)
+def test_it_runs(name: str, title: str, tmp_path: Path) -> None:
+    command = ["rollout", "--quick", "--peers", name, "--json", str(tmp_path / "figures.json"), "--plot", str(tmp_path / "figures.png")]
     done = subprocess.run(
         [sys.executable, "-m", "scripts.benchmarks", *command],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=85,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    row = r"^{} +\d+ +\d+ to \d+ +[\d.]+ % +[\d.]+ % +[\d.]+ +\d+$"
-    for title in ("aiorlinf", "torch.multiprocessing queues", "pyzmq, pickled"):
-        assert re.search(row.format(title), done.stdout, re.MULTILINE), done.stdout
-    assert re.search(r"aiorlinf makes [\d.]+ times the steps per second of pyzmq", done.stdout)
+    assert re.search(rf"^{title} +\d+ +\d+ to \d+ +[\d.]+ % +[\d.]+ % +[\d.]+ +\d+$", done.stdout, re.MULTILINE), done.stdout
     found = json.loads((tmp_path / "figures.json").read_text())
-    assert {name: len(runs) for name, runs in found["runs"].items()} == {"aiorlinf": 1, "torch": 1, "zmq": 1}
+    assert [run["worst_lag"] >= run["lag"] >= 0 for run in found["runs"][name]] == [True]
     assert (tmp_path / "figures.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_how_they_are_compared() -> None:
+    run = {"steps_per_s": 300.0, "idle": 0.1, "publishing": 0.01, "lag": 1.0, "worst_lag": 2, "megabytes": 1.9}
+    table = rollout._table({"aiorlinf": [run], "zmq": [{**run, "steps_per_s": 200.0}], "ray": []}, {"ray": "failed: no room"})
+    assert "aiorlinf makes 1.50 times the steps per second of pyzmq, pickled" in table
+    assert re.search(r"^ray.util.queue, object store +failed: no room$", table, re.MULTILINE)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")

@@ -15,11 +15,14 @@ from scripts.benchmarks.rollout_processes import run_processes
 __all__ = ["run"]
 
 TRAINER = "trainer:0"
+CHANNEL = "trajectories"
 
 
 def run(job: Job) -> Figures:
     """One run in processes of its own."""
     with aiorlinf.init("driver:0", loop="thread") as comm:
+        # Here, so that its process is told when the job is over: what nobody took at the end would keep it for a while.
+        comm.create_channel(CHANNEL, maxsize=job.ahead).wait()
         return run_processes(job, _rollout, _trainer, comm.env(TRAINER))
 
 
@@ -52,7 +55,7 @@ class _Trainer(_Rollout):
 def _rollout(job: Job, rank: int, env: dict[str, str]) -> None:
     async def main() -> None:
         async with aiorlinf.init(f"rollout:{rank}") as comm:
-            await roll_out(_Rollout(comm, await comm.connect_channel("trajectories"), _members(job)), job, rank)
+            await roll_out(_Rollout(comm, await comm.connect_channel(CHANNEL), _members(job)), job, rank)
 
     os.environ.update(env)
     uvloop.run(main())
@@ -61,8 +64,8 @@ def _rollout(job: Job, rank: int, env: dict[str, str]) -> None:
 def _trainer(job: Job, answers: Any, env: dict[str, str]) -> None:
     async def main() -> None:
         async with aiorlinf.init(TRAINER) as comm:
-            channel = await comm.create_channel("trajectories", maxsize=job.ahead)
-            answers.put((await train(_Trainer(comm, channel, _members(job)), job)).to_json())
+            side = _Trainer(comm, await comm.connect_channel(CHANNEL), _members(job))
+            answers.put((await train(side, job)).to_json())
 
     os.environ.update(env)
     uvloop.run(main())
