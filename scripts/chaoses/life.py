@@ -33,8 +33,9 @@ TAGS = (0, 1, 2)
 """0 is received by an inbox, 1 from each sender, 2 from each sender by receives that are given up again and again."""
 
 LOOK_S = 0.25
-GRACE_S = 14.0
-"""A pair of Gloo's that is being made for a peer that is gone ends after the job's limit for connections."""
+GRACE_S = 20.0
+"""A pair of Gloo's that is being made for a peer that has just died cannot be interrupted: it looks for the peer, and then connects to it, for
+as long as the job allows for a connection, each."""
 ORDINARY = (PeerError, LinkError, ChannelError)
 """What may happen when others are killed; each is counted by its kind."""
 
