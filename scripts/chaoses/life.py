@@ -34,8 +34,8 @@ TAGS = (0, 1, 2)
 
 LOOK_S = 0.25
 GRACE_S = 20.0
-"""A pair of Gloo's that is being made for a peer that has just died cannot be interrupted: it looks for the peer, and then connects to it, for
-as long as the job allows for a connection, each."""
+"""A pair of Gloo's that is being made for a peer that has just died cannot be interrupted: it looks for the peer, and then connects to it,
+each for as long as the job allows for a connection."""
 ORDINARY = (PeerError, LinkError, ChannelError)
 """What may happen when others are killed; each is counted by its kind."""
 
