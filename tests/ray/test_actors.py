@@ -60,7 +60,8 @@ def test_each_is_a_worker_on_its_node(company: Company) -> None:
     told = dict(part.split("=") for part in labels.split(","))
     assert (incarnation, told["rack"], told["zone"]) == (1, "right", "far"), "the last part of the node's label, and the job's own"
     peers = company.driver.peers().wait(timeout=LIMIT_S)
-    assert {str(peer.address): peer.labels["rack"] for peer in peers} == {"player:0": "left", "trainer:0": "right"}
+    racks = {str(peer.address): peer.labels["rack"] for peer in peers if not peer.address.startswith("channel.")}  # of other tests
+    assert racks == {"player:0": "left", "trainer:0": "right"}
     assert facts["peers"]["driver:0"]["host"]
 
 
