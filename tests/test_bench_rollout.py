@@ -12,15 +12,22 @@ from pathlib import Path
 import pytest
 
 from scripts.benchmarks import ray_actors, rollout
+from tests.hypothesis_profiles import TRIES
 
 __all__: list[str] = []
 
 ROOT = Path(__file__).resolve().parent.parent
+LONG = pytest.mark.skipif(TRIES <= 1, reason="a job of Atari takes 20 s; set AIORLINF_TRIES to more than 1")
 
 
 @pytest.mark.timeout(90)  # several processes import torch, on a machine that may have other things to do
 @pytest.mark.parametrize(
-    ("name", "title"), [("aiorlinf", "aiorlinf"), ("torch", "torch.multiprocessing queues"), ("zmq", "pyzmq, pickled")]
+    ("name", "title"),
+    [
+        ("aiorlinf", "aiorlinf"),
+        pytest.param("torch", "torch.multiprocessing queues", marks=LONG),
+        pytest.param("zmq", "pyzmq, pickled", marks=LONG),
+    ],
 )
 def test_it_runs(name: str, title: str, tmp_path: Path) -> None:
     command = ["rollout", "--quick", "--peers", name, "--json", str(tmp_path / "figures.json"), "--plot", str(tmp_path / "figures.png")]
