@@ -24,6 +24,7 @@ from scripts.benchmarks.plan import FULL, MIB, QUICK, Aim, Case, Row, Suite
 from scripts.benchmarks.results import Results
 from scripts.benchmarks.summary import number, quantile, summarise
 from scripts.benchmarks.table import render
+from tests.hypothesis_profiles import TRIES
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 50
@@ -52,6 +53,9 @@ def table_rows(output: str) -> dict[str, dict[str, list[str]]]:
     return tables
 
 
+LONG = pytest.mark.skipif(TRIES <= 1, reason="takes a dozen seconds, and most are measured by p2p, too; set AIORLINF_TRIES to more than 1")
+
+
 @pytest.mark.parametrize(
     ("suite", "contenders"),
     [
@@ -59,8 +63,8 @@ def table_rows(output: str) -> dict[str, dict[str, list[str]]]:
         pytest.param(P2P, ("raw-gloo", "pipe", "zmq"), id="p2p-peers"),
         pytest.param(HOST, ("bare", "ours-auto"), id="host-limits"),
         pytest.param(HOST, ("ours-shm", "ours-stream"), id="host-ours"),
-        pytest.param(HOST, ("raw-gloo", "pipe"), id="host-blocking-peers"),
-        pytest.param(HOST, ("zmq", "torch-queue"), id="host-other-peers"),
+        pytest.param(HOST, ("raw-gloo", "pipe"), id="host-blocking-peers", marks=LONG),
+        pytest.param(HOST, ("zmq", "torch-queue"), id="host-other-peers", marks=LONG),
         pytest.param(CHANNEL, ("bare", "ours-channel"), id="channel"),
     ],
 )
