@@ -320,10 +320,11 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
 
         Cancelling before that closes it: who waits for `init(...)` has no other handle on it.
         """
+        joining = not self._started.done()
         try:
             yield from self._started.__await__()
         except asyncio.CancelledError:
-            if self._self is None:
+            if joining:  # also if it has joined meanwhile, and who waited was cancelled before he heard of it
                 self._close()
             raise
         return self

@@ -258,6 +258,32 @@ async def test_joining_can_be_given_up() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("late", [0, 1, 2])
+async def test_who_is_cancelled_in_the_turn_of_joining_leaves_no_worker_that_nobody_holds(late: int) -> None:
+    async with manager() as service:
+        made: list[Worker] = []
+
+        async def start() -> Worker:
+            made.append(init("a:0", manager=service.address, token=TOKEN))
+            return await made[0]
+
+        task = asyncio.create_task(start())
+        while not made or made[0]._self is None:
+            await asyncio.sleep(0)
+        for _ in range(late):
+            await asyncio.sleep(0)
+        task.cancel()
+        try:
+            worker = await task
+        except asyncio.CancelledError:
+            worker = made[0]
+            assert worker._closing is not None
+        await worker.close()
+        async with init("a:0", manager=service.address, token=TOKEN) as again:
+            assert again.incarnation == 2
+
+
+@pytest.mark.asyncio
 async def test_what_was_sent_before_closing_arrives() -> None:
     async with init("a:0") as a:
         b = await init("b:0")
