@@ -116,7 +116,7 @@ class LoopHome:
         """
         if self.forked:
             raise ForkedHandle(f"{self.name} was made before a fork", hint="make a new worker in the child process")
-        if self._at_rest is None and self.loop.is_closed():
+        if self.loop.is_closed() and self._at_rest is None:  # in this order: it comes to rest first, and is closed then
             raise ClosedError(f"the event loop of {self.name} is closed")
         self._calls.append((fn, args))
         if self._at_rest is not None:  # asked after the append: whoever comes to rest in between finds the call
@@ -127,6 +127,9 @@ class LoopHome:
             try:
                 self.loop.call_soon_threadsafe(self._run_calls)
             except RuntimeError as error:
+                if self._at_rest is not None:  # it came to rest since we asked, and was closed
+                    self._run_at_rest(self._at_rest)
+                    return
                 self._calls.clear()
                 raise ClosedError(f"the event loop of {self.name} is closed") from error
 

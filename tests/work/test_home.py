@@ -109,6 +109,39 @@ def test_a_closed_loop_refuses(home_thread: LoopThread) -> None:
         home_thread.home.call(print)
 
 
+class Ending(asyncio.SelectorEventLoop):
+    """Comes to rest and is closed at the moment named by `at`: as if its thread had done so just then."""
+
+    home: LoopHome
+    at = ""
+
+    def _end(self, moment: str) -> None:
+        if self.at == moment:
+            self.at = ""
+            self.home.rest()
+            self.close()
+
+    def is_closed(self) -> bool:
+        self._end("is_closed")
+        return super().is_closed()
+
+    def call_soon_threadsafe(self, *args: Any, **more: Any) -> Any:
+        self._end("call_soon_threadsafe")
+        return super().call_soon_threadsafe(*args, **more)
+
+
+@pytest.mark.parametrize("moment", ["is_closed", "call_soon_threadsafe"])
+def test_a_call_is_made_also_where_the_loop_comes_to_rest_in_the_middle_of_handing_it_over(moment: str) -> None:
+    loop = Ending()
+    loop.home = home = LoopHome(loop, name="test")
+    loop.at = moment
+    made: list[int] = []
+    for number in range(3):
+        home.call_soon(made.append, number)
+    assert made == [0, 1, 2]
+    assert loop.is_closed()
+
+
 def test_the_thread_can_be_bound_later() -> None:
     loop = asyncio.new_event_loop()
     home = LoopHome(loop)
