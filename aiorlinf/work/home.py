@@ -119,19 +119,17 @@ class LoopHome:
         if self.loop.is_closed() and self._at_rest is None:  # in this order: it comes to rest first, and is closed then
             raise ClosedError(f"the event loop of {self.name} is closed")
         self._calls.append((fn, args))
-        if self._at_rest is not None:  # asked after the append: whoever comes to rest in between finds the call
-            self._run_at_rest(self._at_rest)
-        elif not self._calls_scheduled:
+        if self._made_at_rest():  # asked after the append: whoever comes to rest in between finds the call
+            return
+        if not self._calls_scheduled:
             # _run_calls clears the flag before it looks at the deque, so whoever finds it set is still seen.
             self._calls_scheduled = True
             try:
                 self.loop.call_soon_threadsafe(self._run_calls)
             except RuntimeError as error:
-                if self._at_rest is not None:  # it came to rest since we asked, and was closed
-                    self._run_at_rest(self._at_rest)
-                    return
-                self._calls.clear()
-                raise ClosedError(f"the event loop of {self.name} is closed") from error
+                if not self._made_at_rest():  # it may have come to rest since we asked, and been closed
+                    self._calls.clear()
+                    raise ClosedError(f"the event loop of {self.name} is closed") from error
 
     def _run_calls(self) -> None:
         self._calls_scheduled = False
@@ -158,13 +156,18 @@ class LoopHome:
         self._at_rest = threading.RLock()
         self.thread_id = 0
         self.debug = False  # works may be finished in any thread now
-        self._run_at_rest(self._at_rest)
+        self._made_at_rest()
 
-    def _run_at_rest(self, lock: threading.RLock) -> None:
+    def _made_at_rest(self) -> bool:
+        """Make the calls that wait in this thread, if the loop has come to rest. False: it has not."""
+        lock = self._at_rest
+        if lock is None:
+            return False
         with lock:
             while self._calls:
                 fn, args = self._calls.popleft()
                 fn(*args)
+        return True
 
     # -- what runs here ---------------------------------------------------------------------------------------
 

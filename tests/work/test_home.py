@@ -125,7 +125,7 @@ class Ending(asyncio.SelectorEventLoop):
         self._end("is_closed")
         return super().is_closed()
 
-    def call_soon_threadsafe(self, *args: Any, **more: Any) -> Any:
+    def call_soon_threadsafe(self, *args: Any, **more: Any) -> Any:  # type: ignore[override]
         self._end("call_soon_threadsafe")
         return super().call_soon_threadsafe(*args, **more)
 
