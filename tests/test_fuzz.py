@@ -51,3 +51,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     file.write_bytes(b"nonsense")
     assert main(["--only", "places", "--replay", str(file)]) == 0
     assert capsys.readouterr().out.endswith("refused\n")
+
+
+def test_readers_that_keep_what_they_were_given_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scripts.fuzzing.__main__._WARM_INPUTS", 100)
+    kept: list[bytearray] = []
+    with pytest.raises(Fault, match="the process has grown by"):
+        fuzz([Target("x", (bytes(16),), lambda data: kept.append(bytearray(b"x" * 256 * 1024)))], 1000, seed=1)
+    assert len(kept) < 1000

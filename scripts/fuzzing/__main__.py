@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
+import os
 import random
 import sys
 import time
@@ -24,9 +26,15 @@ _LOOK_EVERY = 64
 _FREE_BYTES = 4 << 20
 """An input may make a reader allocate so much, and twice its own size: the limits that the targets were given."""
 
+_WARM_INPUTS = 50_000
+"""What is made once has been made by then."""
+
+_GROWTH_BYTES = 32 << 20
+"""By so much the process may have grown since it was warm, however many inputs came after that."""
+
 
 class Fault(Exception):
-    """An input that a reader cannot take. Holds the target's name, the input, and what happened."""
+    """An input that a reader cannot take, or the last one before memory had grown. Holds the target, the input, and what happened."""
 
     def __init__(self, target: Target, data: bytes, what: str) -> None:
         super().__init__(f"{target.name}: {what}")
@@ -38,7 +46,7 @@ def fuzz(targets: Sequence[Target], inputs: int, seed: int, *, say: bool = False
     """Feed `inputs` changed inputs, by the targets' shares; per target how many there were, and how many were refused.
 
     Raises:
-        Fault: a reader raised what it must not, or allocated too much.
+        Fault: a reader raised what it must not, or allocated too much, or all of them together keep what they should let go.
     """
     source = random.Random(seed)
     names = [target.name for target in targets]
@@ -49,15 +57,31 @@ def fuzz(targets: Sequence[Target], inputs: int, seed: int, *, say: bool = False
         for data in target.corpus:
             _read(target, data)  # good input, and what is made once
     begin = time.monotonic()
+    warm: int | None = None
     for number in range(inputs):
         target = by_name[source.choices(names, shares)[0]]
         data = mutated(source, target.corpus)
         refused = _measured(target, data) if number % _LOOK_EVERY == 0 else _read(target, data)
         total, before = counts[target.name]
         counts[target.name] = total + 1, before + refused
-        if say and number % 50_000 == 49_999:
-            print(f"{number + 1:>9} inputs, {time.monotonic() - begin:.0f} s", flush=True)
+        if number % _WARM_INPUTS == _WARM_INPUTS - 1:
+            held = _resident()
+            warm = held if warm is None else warm
+            if say:
+                print(f"{number + 1:>9} inputs, {time.monotonic() - begin:.0f} s, {held / 2**20:.0f} MiB", flush=True)
+            if held - warm > _GROWTH_BYTES:
+                raise Fault(target, data, f"the process has grown by {(held - warm) / 2**20:.0f} MiB since {_WARM_INPUTS} inputs")
     return counts
+
+
+def _resident() -> int:
+    """Bytes of this process in memory, without what can be let go; 0 where the system does not tell."""
+    gc.collect()
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 def _read(target: Target, data: bytes) -> bool:
