@@ -4,6 +4,9 @@ A transfer is a broadcast of bytes in a group of two, because point-to-point Glo
 made of public classes with a store of its own; the default group is never touched. Bytes only: Gloo refuses several dtypes in
 collectives, and reads strided tensors wrongly.
 
+Making a pair blocks, and Gloo has no call that ends it: the side that listens for the other waits, and would do so long after the other
+has died. So whoever gives an attempt up has its own listener knocked at, in the peer's place; what comes of that is thrown away.
+
 Gloo's own sockets are not authenticated: whoever can reach the port while a pair is being made can disturb it.
 """
 
@@ -12,18 +15,26 @@ from __future__ import annotations
 import atexit
 import datetime
 import os
+import socket
+import struct
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch.distributed.distributed_c10d import BroadcastOptions, ProcessGroupGloo, Store
 
-__all__ = ["GlooPair", "gloo_available"]
+__all__ = ["GlooPair", "MeetingStore", "gloo_available"]
 
 _FOREVER = datetime.timedelta(days=365)
+
+_GLOO_WAITS_TIMES = 5
+"""So many times its time limit Gloo waits for a connection (`Pair::waitUntilConnected`)."""
+
+_KNOCK_S = 2.0
+"""Seconds for a connection to the listener of this very process."""
 
 _EXIT_WAIT_S = 2.0
 """Seconds that the end of the process waits for groups that are being destroyed."""
@@ -41,29 +52,42 @@ def gloo_available() -> str | None:
     return None
 
 
+class MeetingStore(Protocol):
+    """A torch store for one attempt to meet (`rendezvous.store.PairStore`)."""
+
+    def when_aborted(self, then: Callable[[list[bytes]], None]) -> None:
+        """Call this with the values that this side has set, once the attempt is given up."""
+
+
 class GlooPair:
     """One direction between two workers. Member 0 sends, member 1 receives.
 
-    Making it blocks until both sides are connected, so it is done in a private thread.
+    Making it blocks until both sides are connected, so it is done in a private thread. It ends at once when the store is aborted: with
+    an error, or with a pair that leads nowhere and is to be retired.
 
     Args:
         store: where the two sides find each other.
         rank: 0 for the sender, 1 for the receiver.
         host: own address to listen on.
-        timeout: seconds for the connection to be made.
+        timeout: seconds for the connection to be made, from when the peer's address is known.
 
     Raises:
         RuntimeError: Gloo's own error, or the store's.
     """
 
-    def __init__(self, store: Store, rank: int, host: str, timeout: float) -> None:
+    def __init__(self, store: MeetingStore, rank: int, host: str, timeout: float) -> None:
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = datetime.timedelta(seconds=timeout)
+        options._timeout = datetime.timedelta(seconds=timeout / _GLOO_WAITS_TIMES)
         options._devices = [ProcessGroupGloo.create_device(hostname=host, lazy_init=False)]
         options._threads = 1
-        self._store = store
-        # The stubs do not know the backends' own collectives.
-        self._group: Any = ProcessGroupGloo(store, rank, 2, options)
+        self._store = cast(Store, store)
+        made = threading.Event()
+        store.when_aborted(lambda published: _knock(published, rank, made))
+        try:
+            # The stubs do not know the backends' own collectives.
+            self._group: Any = ProcessGroupGloo(self._store, rank, 2, options)
+        finally:
+            made.set()
         self._options = BroadcastOptions()
         self._options.rootRank = 0
         self._options.rootTensor = 0
@@ -139,6 +163,38 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
+
+
+def _knock(published: list[bytes], rank: int, made: threading.Event) -> None:
+    """Connect, as the peer would, to the listener of an attempt that nobody wants any more: whoever waits there for the peer comes back."""
+    addresses = [address for address in map(_listening_at, published) if address is not None]
+    if made.is_set() or not addresses:
+        return
+
+    def knock() -> None:
+        for address in addresses:
+            try:
+                with socket.create_connection(address, _KNOCK_S) as sock:
+                    sock.sendall(struct.pack("=q", 1 - rank))  # which of the listener's pairs: it has one for each rank
+                    made.wait(_KNOCK_S)
+            except OSError:  # it is over already; else its time limit ends it
+                pass
+
+    thread = threading.Thread(target=knock, name="aiorlinf-retire-knock", daemon=True)
+    _retiring.add(thread)
+    thread.start()
+
+
+def _listening_at(published: bytes) -> tuple[str, int] | None:
+    """Where a member listens, from what it has published: the host's name, then a socket address, each behind its length."""
+    try:
+        (name,) = struct.unpack_from("=Q", published)
+        (family,) = struct.unpack_from("=H", published, 16 + name)
+        (port,) = struct.unpack_from("!H", published, 18 + name)
+        begin, size = {socket.AF_INET: (20, 4), socket.AF_INET6: (24, 16)}[family]
+        return socket.inet_ntop(family, published[name + begin : name + begin + size]), port
+    except (struct.error, KeyError, ValueError, OverflowError):  # of another Gloo
+        return None
 
 
 def _destroy(holder: list[Any], store: Store) -> None:

@@ -35,6 +35,8 @@ class PairStore(Store):
         self._table: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._reason: str | None = None
+        self._published: list[bytes] = []
+        self._then: Callable[[list[bytes]], None] | None = None
 
     def feed(self, key: str, value: bytes) -> None:
         """The peer set a key."""
@@ -43,16 +45,34 @@ class PairStore(Store):
             self._changed.notify_all()
 
     def abort(self, reason: str) -> None:
-        """Wake whoever waits, with this reason; later waits fail at once."""
+        """Wake whoever waits, with this reason; from then on nothing can be set, and waits for what is not there fail at once."""
         with self._changed:
             self._reason = self._reason or reason
             self._changed.notify_all()
+            then, self._then = self._then, None
+        if then is not None:
+            then(self._published)
+
+    def when_aborted(self, then: Callable[[list[bytes]], None]) -> None:
+        """Call this once, with the values that this side has set, when the attempt is given up: who meets by them may wait elsewhere.
+
+        It is called on the thread that gives up, or on this one if that has happened; it must not block.
+        """
+        with self._changed:
+            aborted = self._reason is not None
+            if not aborted:
+                self._then = then
+        if aborted:
+            then(self._published)
 
     # ---- torch's side
 
     def set(self, key: str, value: Any) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
         with self._changed:
+            if self._reason is not None:
+                raise RuntimeError(self._reason)
+            self._published.append(data)
             self._table[key] = data
             self._changed.notify_all()
         self._forward(key, data)

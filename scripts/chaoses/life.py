@@ -33,9 +33,8 @@ TAGS = (0, 1, 2)
 """0 is received by an inbox, 1 from each sender, 2 from each sender by receives that are given up again and again."""
 
 LOOK_S = 0.25
-GRACE_S = 20.0
-"""A pair of Gloo's that is being made for a peer that has just died cannot be interrupted: it looks for the peer, and then connects to it,
-each for as long as the job allows for a connection."""
+GRACE_S = 5.0
+"""What a process has left behind when it has closed must be gone by then: also the thread that makes a pair with a peer that has just died."""
 ORDINARY = (PeerError, LinkError, ChannelError)
 """What may happen when others are killed; each is counted by its kind."""
 

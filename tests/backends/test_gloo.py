@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import socket
 import subprocess
 import sys
 import threading
@@ -45,7 +46,7 @@ def pair() -> Iterator[tuple[GlooPair, GlooPair]]:
 def no_threads() -> None:
     """Groups that are being destroyed are gone."""
     end = time.monotonic() + 20
-    while any(thread.name == "aiorlinf-retire" for thread in threading.enumerate()):
+    while any(thread.name.startswith("aiorlinf-retire") for thread in threading.enumerate()):
         assert time.monotonic() < end
         time.sleep(0.005)
 
@@ -152,6 +153,63 @@ def test_a_peer_that_goes_away_before_the_connection_is_made_costs_the_time_limi
     with pytest.raises(RuntimeError):
         GlooPair(one, 0, "127.0.0.1", 0.3)
     assert time.monotonic() - begin < 20
+
+
+def silent_peer(rank: int, address: str) -> dict[str, bytes]:
+    """What a member publishes that nobody will ever meet; a member of Gloo listens or connects, by the order of the two addresses."""
+    published: dict[str, bytes] = {}
+    with pytest.raises(RuntimeError):
+        GlooPair(PairStore(published.__setitem__, 0.05, "nobody"), rank, "127.0.0.1", 0.05)
+    own = socket.inet_aton("127.0.0.1")
+    assert all(own in value for value in published.values())
+    return {key: value.replace(own, socket.inet_aton(address)) for key, value in published.items()}
+
+
+BELOW, ABOVE = "127.0.0.0", "127.9.9.9"
+"""Addresses of this machine on either side of 127.0.0.1."""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("address", [BELOW, ABOVE])
+def test_the_time_limit_is_the_limit_whichever_side_connects(rank: int, address: str) -> None:
+    store = PairStore(lambda key, value: None, 30.0, "the peer")
+    for key, value in silent_peer(1 - rank, address).items():
+        store.feed(key, value)
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError):
+        GlooPair(store, rank, "127.0.0.1", 1.0)
+    assert time.monotonic() - begin < 4.5, "Gloo by itself listens for 5 times as long as it is told"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("address", [BELOW, ABOVE])
+@pytest.mark.parametrize("when", ["before the address is known", "while it is made"])
+def test_an_attempt_that_is_given_up_ends_at_once(rank: int, address: str, when: str) -> None:
+    published = threading.Event()
+    store = PairStore(lambda key, value: published.set(), 60.0, "the peer")
+    peer = silent_peer(1 - rank, address)
+    with ThreadPoolExecutor(1) as threads:
+        making = threads.submit(GlooPair, store, rank, "127.0.0.1", 60.0)
+        assert published.wait(10)
+        if when == "while it is made":
+            for key, value in peer.items():
+                store.feed(key, value)
+            time.sleep(0.1)
+        store.abort("nobody wants it any more")
+        try:
+            made = making.result(10)
+        except RuntimeError:
+            pass
+        else:  # it leads nowhere
+            made.retire()
+    no_threads()
+
+
+def test_an_attempt_that_was_given_up_before_it_began() -> None:
+    store = PairStore(lambda key, value: None, 60.0, "the peer")
+    store.abort("nobody wants it")
+    with pytest.raises(RuntimeError, match="nobody wants it"):
+        GlooPair(store, 0, "127.0.0.1", 60.0)
 
 
 def test_a_host_that_is_not_ours() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -270,6 +271,33 @@ async def test_closing_while_a_pair_is_made_ends_the_waiting_at_once() -> None:
         assert isinstance(await asyncio.wait_for(waiting, 5), ClosedError)
         await asyncio.wait_for(no_threads(), 5)
         assert isinstance(await both.prepare(both.a), ClosedError)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("who", ["owner", "receiver"])
+@pytest.mark.parametrize("address", ["127.0.0.0", "127.9.9.9"])
+async def test_no_thread_outlives_a_link_whose_peer_died_while_they_met(who: str, address: str) -> None:
+    """The peer has published where it listens, and is gone: Gloo would wait for its connection."""
+
+    def publish_and_die(store: PairStore, rank: int, timeout: float) -> GlooPair:
+        class Echo(PairStore):
+            def set(self, key: str, value: Any) -> None:
+                own, there = socket.inet_aton("127.0.0.1"), socket.inet_aton(address)
+                store.set(key, bytes(value).replace(own, there))
+                raise RuntimeError("died")
+
+        with contextlib.suppress(RuntimeError):
+            GlooPair(Echo(lambda key, value: None, 1.0, "nobody"), rank, "127.0.0.1", 1.0)
+        time.sleep(0.3)  # the link's end is what the other side hears first
+        raise RuntimeError("died")
+
+    async with ends(timeout=30.0, **{"make_b" if who == "owner" else "make_a": publish_and_die}) as both:
+        asking = both.loop.create_task(both.prepare(both.a))
+        await asyncio.sleep(0.15)
+        (both.a if who == "owner" else both.b).close()
+        await asyncio.wait_for(no_threads(), 10)
+        both.a.close()
+        assert isinstance(await asking, AiorlinfError)
 
 
 @pytest.mark.asyncio

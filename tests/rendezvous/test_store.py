@@ -93,6 +93,22 @@ def test_abort_wakes_those_who_wait_and_gives_the_reason() -> None:
     assert one.get("c") == b"there", "what is there needs no waiting"
 
 
+def test_who_meets_by_a_store_hears_that_it_is_given_up() -> None:
+    one, two = joined()
+    told: list[list[bytes]] = []
+    one.when_aborted(told.append)
+    one.set("mine", b"1")
+    two.set("theirs", b"2")
+    assert told == []
+    one.abort("the link ended")
+    one.abort("again")
+    assert told == [[b"1"]], "once, with what this side has set"
+    one.when_aborted(told.append)
+    assert told == [[b"1"], [b"1"]], "at once, if that has happened"
+    assert failure(lambda: one.set("late", b"3")) == "the link ended"
+    assert not two.check(["late"])
+
+
 def test_a_failing_wire_is_the_error_of_set() -> None:
     def broken(key: str, value: bytes) -> None:
         raise ConnectionError("the link is gone")
