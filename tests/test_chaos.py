@@ -7,11 +7,12 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scripts.chaoses.__main__ import main, render
-from scripts.chaoses.conductor import Outcome
+from scripts.chaoses.conductor import Asked, Outcome, _Conductor
 from scripts.chaoses.ledger import SLACK_S, Ledger
 from scripts.chaoses.messages import Head, Stream, look, make
 
@@ -122,6 +123,41 @@ def test_a_cut_long_before_explains_nothing() -> None:
     made.sent(HEAD, 51.0, "done")
     made.all_at_rest(LATER)
     assert len(made.wrong) == 2
+
+
+def told(*events: tuple[Any, ...]) -> Outcome:
+    """What comes of what a worker said of itself and of its link to another; both have been there for long, and nothing else was done."""
+    outcome = Outcome()
+    conductor = _Conductor(Asked(workers=2), None, outcome)  # type: ignore[arg-type]  # nothing is started
+    for address in conductor.names:
+        conductor.ledger.lives.joined(address, 1, 0.0)
+    for event in events:
+        conductor.take_event(conductor.slots["w:0"], *event)
+    conductor.judge(LATER)
+    conductor.ledger.all_at_rest(LATER)
+    return outcome
+
+
+OUT = Head(Stream("w:0", 1, "w:1", 1), 0)
+
+
+def test_a_cut_from_which_a_link_comes_back_explains_neither_a_loss_nor_an_error() -> None:
+    for comes_back, wrong in ((True, 2), (False, 0)):
+        cut = ("cut", "w:0", "w:1", comes_back, 50.5)
+        outcome = told(("sends", OUT, 50.0), cut, ("sent", OUT, "done", "", 51.0))
+        assert len(outcome.wrong) == wrong, "lost"
+        outcome = told(("sends", OUT, 50.0), cut, ("sent", OUT, "failed", "PeerLost: no", 51.0))
+        assert len(outcome.wrong) == wrong // 2, "failed"
+        outcome = told(("sends", OUT, 50.0), cut, ("received", OUT, 50.7), ("sent", OUT, "done", "", 51.0))
+        assert outcome.wrong == []
+
+
+def test_a_link_that_does_not_come_back_is_seen() -> None:
+    cut = ("cut", "w:0", "w:1", True, 50.0)
+    assert told(cut, ("restored", "w:0", "w:1", 50.0, 50.2)).counts["links between hosts restored"] == 1
+    assert told(cut, ("not restored", "w:0", "w:1", 50.0, 55.0)).wrong == [
+        "the link of w:0 to w:1 was cut by the network and not restored, and nothing was done to either"
+    ]
 
 
 def test_a_send_that_fails_without_a_reason_is_seen() -> None:

@@ -108,6 +108,7 @@ class _Conductor:
         self.channels: dict[str, aiorlinf.Channel[Any]] = {}
         self.resting = False
         self.collectives = 0
+        self.channel_lives = 0
         self.expecting: dict[int, tuple[set[str], float, tuple[str, ...]]] = {}
         self.suspects: deque[tuple[tuple[str, ...], float, float, str]] = deque()
         self.bound_s = 2 * asked.heartbeat_s + 20.0
@@ -175,16 +176,29 @@ class _Conductor:
             ledger.lives.ends(slot.address, when)
             slot.ready.clear()
         elif what == "cut":
-            self.outcome.counts["links cut"] += 1
-            ledger.lives.cut(rest[0], rest[1], when)
-            if rest[1].startswith("channel."):
-                self.consumer_lost()
+            self.cut_was_made(rest[0], rest[1], rest[2], when)
+        elif what == "restored":
+            self.outcome.counts["links between hosts restored"] += 1
+        elif what == "not restored":
+            one, other, begin = rest
+            text = f"the link of {one} to {other} was cut by the network and not restored, and nothing was done to either"
+            self.suspects.append(((one, other), begin, when, text))
         elif what == "error":
             self.outcome.errors[rest[0]] += 1
         elif what == "collective":
             self.collective_over(*rest)
         elif what == "wrong":
             self.outcome.wrong.append(rest[0])
+
+    def cut_was_made(self, one: str, other: str, comes_back: bool, when: float) -> None:
+        """Only a link in one host ends with its connection; one between hosts comes back, so its cut explains no loss and no error."""
+        if comes_back:
+            self.outcome.counts["links between hosts cut"] += 1
+            return
+        self.outcome.counts["links in one host cut"] += 1
+        self.ledger.lives.cut(one, other, when)
+        if other.startswith("channel."):
+            self.consumer_lost()
 
     async def read_all(self) -> None:
         shown = 0
@@ -345,6 +359,7 @@ class _Conductor:
             if peer.address == address:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(peer.pid, signal.SIGKILL)
+        self.ledger.lives.ends(address, time.monotonic())
         self.ledger.channel_lost(name)
         await asyncio.sleep(0.5)
         await self.make_channel(name)
@@ -355,6 +370,8 @@ class _Conductor:
         while True:
             try:
                 self.channels[name] = await self.comm.create_channel(name, maxsize=32, producer=True)
+                self.channel_lives += 1
+                self.ledger.lives.joined(f"channel.{name}:0", self.channel_lives, time.monotonic())
                 return
             except AiorlinfError:
                 if time.monotonic() > end:

@@ -50,7 +50,7 @@ class Lives:
             spans[-1].ended = min(spans[-1].ended, when)
 
     def cut(self, one: str, other: str, when: float) -> None:
-        """The link of two workers was cut."""
+        """The link of two workers was cut, and ended by that. A cut after which it goes on is none: that must not be felt."""
         self._cuts[frozenset((one, other))].append(when)
 
     def paused(self, address: str, begin: float, end: float) -> None:

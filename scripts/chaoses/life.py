@@ -22,7 +22,7 @@ import torch
 
 import aiorlinf
 from aiorlinf.errors import AiorlinfError, ChannelError, ClosedError, DeclaredDead, LinkError, PeerError, WireError
-from aiorlinf.link.link import LinkState
+from aiorlinf.link.link import Link, LinkState
 from aiorlinf.testing.leaks import LeakError, check_leaks
 from aiorlinf.testing.spawned import Talk, talk
 from scripts.chaoses.messages import Head, Stream, look, make, some_size
@@ -34,7 +34,7 @@ TAGS = (0, 1, 2)
 
 LOOK_S = 0.25
 GRACE_S = 5.0
-"""What a process has left behind when it has closed must be gone by then: also the thread that makes a pair with a peer that has just died."""
+"""What a process has left behind when it has closed must be gone by then: also a thread that makes a pair with a peer that has died."""
 ORDINARY = (PeerError, LinkError, ChannelError)
 """What may happen when others are killed; each is counted by its kind."""
 
@@ -261,7 +261,7 @@ class _Life:
         self.told.say(("state", token, busy, len(self.comm.stats().links), len(os.listdir("/proc/self/fd")), dict(self.slowest)))
 
     def _cut(self, other: str | None) -> None:
-        """Shut the socket of a link, as if the network had."""
+        """Shut the socket of a link, as if the network had. A link between hosts has to come back with all that was under way."""
         links = [link for link in self.comm._table.links() if link.state is LinkState.UP and link.remote != self.me]
         links = [link for link in links if other is None or link.remote == other]
         if not links:
@@ -273,12 +273,25 @@ class _Life:
         if own is None:
             self.event("no link to cut", self.me, other)
             return
+        comes_back = getattr(link._conn, "ledger", None) is not None
+        before = link.reconnects
         with socket.socket(fileno=os.dup(own.fileno())) as sock:
             try:
                 sock.shutdown(self.chance.choice([socket.SHUT_RDWR, socket.SHUT_WR, socket.SHUT_RD]))
             except OSError:  # it has just ended
                 pass
-        self.event("cut", self.me, str(link.remote))
+        self.event("cut", self.me, str(link.remote), comes_back)
+        if comes_back:
+            self.spawn(self._see_it_restored(link, before))
+
+    async def _see_it_restored(self, link: Link, before: int) -> None:
+        begin = time.monotonic()
+        while link.reconnects == before and link.state is LinkState.UP and time.monotonic() < begin + self.settings.bound_s:
+            await asyncio.sleep(0.02)
+        restored = link.reconnects > before
+        if restored:
+            self.slowest["restored"] = max(self.slowest["restored"], int(1000 * (time.monotonic() - begin)))
+        self.event("restored" if restored else "not restored", self.me, str(link.remote), begin)
 
     # ---- messages
 
