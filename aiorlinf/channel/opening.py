@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from aiorlinf.channel.hub import ChannelHub, Role
     from aiorlinf.link.table import LinkTable
     from aiorlinf.manager.lifeline import Lifeline
+    from aiorlinf.work.base import AsyncWork
 
 __all__ = ["connect", "create"]
 
 _LOOK_SECONDS = 0.1
+_ANSWER_GRACE_SECONDS = 5.0
+"""How much longer than the call's own time a channel worker that is there may take to answer: also a call with none left is answered."""
 
 
 async def create(
@@ -38,7 +41,7 @@ async def create(
     Raises:
         UsageError: it exists with other settings.
         ChannelError: its process could not be started.
-        RendezvousError: that did not join in time.
+        RendezvousError: that did not join in time, or does not answer.
     """
     end = time.monotonic() + timeout
     held = await _held(life, settings.name)
@@ -54,7 +57,7 @@ async def create(
         await _start(life, settings.worker, first, end)
     host = WorkerAddress(settings.worker)
     table.expect(host)
-    channel = await hub.open(settings, role, create=True)
+    channel = await _answered(hub.open(settings, role, create=True), settings.worker, end, "create_channel")
     return channel if not settings.distributed else await _spread(hub, table, life, channel, settings, role, env, end)
 
 
@@ -87,7 +90,7 @@ async def connect(
     """A handle of the channel of this name. Waits until there is one.
 
     Raises:
-        RendezvousError: nobody made it in time.
+        RendezvousError: nobody made it in time, or its worker does not answer.
     """
     end = time.monotonic() + timeout
     while True:
@@ -99,7 +102,7 @@ async def connect(
         settings = ChannelSettings.unpublished(holding.value)
         table.expect(holding.owner.address)
         try:
-            channel = await hub.open(settings, role, create=False)
+            channel = await _answered(hub.open(settings, role, create=False), settings.worker, end, "connect_channel")
         except UsageError as error:
             # Its worker has died and lives anew without it, and the name is still that of the earlier life: as if there were no channel.
             if NOT_HELD not in error.message:
@@ -110,6 +113,29 @@ async def connect(
         else:
             return channel if not settings.distributed else await _spread(hub, table, life, channel, settings, role, env, end)
         await asyncio.sleep(min(_LOOK_SECONDS, max(0.0, end - time.monotonic())))
+
+
+async def _answered(work: AsyncWork[Channel], worker: str, end: float, operation: str) -> Channel:
+    """The handle, once its channel worker knows of it.
+
+    Raises:
+        RendezvousError: that worker is there and does not answer: it is frozen, or its loop is blocked.
+    """
+    began = time.monotonic()
+    limit = asyncio.timeout(max(0.0, end - began) + _ANSWER_GRACE_SECONDS)
+    try:
+        async with limit:
+            return await work
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise RendezvousError(
+            f"the channel worker {worker} has joined the job and does not answer",
+            operation=operation,
+            remote=worker,
+            elapsed=time.monotonic() - began,
+            hint="it is stopped, or its loop is blocked",
+        ) from None
 
 
 async def _held(life: Lifeline, name: str) -> ChannelSettings | None:

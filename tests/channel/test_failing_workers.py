@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 
 import pytest
 
 from aiorlinf import init
+from aiorlinf.channel import opening, spawn
 from aiorlinf.channel.settings import ChannelSettings
 from aiorlinf.errors import ChannelClosed, ProducerLost, RendezvousError, UsageError
 from aiorlinf.testing.cluster import local_cluster
@@ -58,3 +61,23 @@ async def test_a_channel_worker_that_lives_anew_without_the_channel_is_waited_fo
         await put.put("here")
         get = await connecting
         assert await get.get(timeout=20) == "here"
+
+
+@pytest.mark.asyncio
+async def test_a_channel_worker_that_does_not_answer_is_named_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has joined, so nothing else would tell; long before it is silent for so long that it counts as dead."""
+    monkeypatch.setattr(opening, "_ANSWER_GRACE_SECONDS", 0.1)
+    async with init("w:0") as worker:
+        await worker.create_channel("first", worker="c")
+        (pid,) = [pid for pid, manager in spawn._children.items() if manager == worker.manager_address]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(RendezvousError, match=r"create_channel: .*channel\.c:0 has joined the job and does not answer"):
+                await worker.create_channel("second", worker="c", timeout=0.1)
+            with pytest.raises(RendezvousError, match=r"connect_channel: .*channel\.c:0 has joined the job and does not answer"):
+                await worker.connect_channel("first", timeout=0.1)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        for again in (await worker.create_channel("second", worker="c"), await worker.connect_channel("first")):
+            await again.put("here")
+            assert await again.get(timeout=20) == "here"
