@@ -447,7 +447,7 @@ class _Conductor:
             for slot in self.slots.values():
                 if slot.process is not None and slot.process.alive:
                     slot.process.say(("pause",))
-            await self.quiet()
+            await asyncio.gather(self.quiet(), self.drain())  # who waits to put into a full channel comes to rest only as somebody takes
             await self.drain()
             await self.quiet()
             await asyncio.sleep(0.3)
