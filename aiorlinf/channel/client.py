@@ -6,7 +6,7 @@ import itertools
 import logging
 import random
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
@@ -21,7 +21,7 @@ from aiorlinf.channel.pending import CONTEXTS, asks_under_way, calls_under_way
 from aiorlinf.channel.posting import post
 from aiorlinf.channel.stream import GetStream
 from aiorlinf.channel.watching import watch
-from aiorlinf.errors import AiorlinfError, ClosedError, UnsupportedObject, WireError
+from aiorlinf.errors import AiorlinfError, ClosedError, InternalError, UnsupportedObject, WireError
 from aiorlinf.link.lending import take_leaves
 from aiorlinf.link.parcel import Parcel
 from aiorlinf.wire.inline import decode_inline
@@ -95,6 +95,7 @@ class Conversation:
         self._out_bytes = 0
         self._commits: dict[int, int] = {}
         self._scheduled = False
+        self._rest: Iterator[tuple[int, int, int, int, int, float, int, bytes, bytes]] | None = None
         exchange.table.reporters.add(self)
         self._listen()
 
@@ -227,8 +228,10 @@ class Conversation:
             self._take(work)
 
     def _heard(self, work: AsyncWork[Any]) -> None:
-        self._take(work)
-        self._listen()
+        try:
+            self._take(work)
+        finally:  # also where Ctrl-C interrupts the code of the program that an answer runs: a notebook's loop goes on after it
+            self._listen()
 
     def _take(self, work: AsyncWork[Any]) -> None:
         if self.cause is not None:
@@ -246,7 +249,21 @@ class Conversation:
                 raise WireError("a message of a channel worker without a head")
             if HEAD.unpack_from(body)[0] != self._number:
                 return  # to somebody who had our address before
-            for op, bits, port, slot, number, _, extra, _, payload in entries(body):
+        except WireError as wrong:
+            self._broken(wrong)
+            return
+        self._go_on()
+        self._obey(entries(body))
+
+    def _go_on(self) -> None:
+        """With a message that was left in the middle."""
+        rest, self._rest = self._rest, None
+        if rest is not None and self.cause is None:
+            self._obey(rest)
+
+    def _obey(self, rest: Iterator[tuple[int, int, int, int, int, float, int, bytes, bytes]]) -> None:
+        try:
+            for op, bits, port, slot, number, _, extra, _, payload in rest:
                 if op == _ITEM:
                     self._item(bits, slot, number, extra, payload)
                 elif op == _ADMIT:
@@ -255,10 +272,20 @@ class Conversation:
                 else:
                     self._obey_rare(op, port, slot, number, payload)
         except WireError as wrong:
-            log.error("%s ends its conversation with %s: %s", self.exchange.local, self.host, wrong)
-            self.end(wrong)
+            self._broken(wrong)
         except AiorlinfError as closing:
             self.end(closing)
+        except Exception as error:  # a fault of ours: whoever waits hears of it
+            log.exception("%s ends its conversation with %s", self.exchange.local, self.host)
+            self.end(InternalError(f"a message of a channel worker was not understood: {type(error).__name__}: {error}"))
+        except BaseException:  # Ctrl-C in the program's own code: what else the message holds is not lost
+            self._rest = rest
+            self.home.loop.call_soon(self._go_on)
+            raise
+
+    def _broken(self, wrong: WireError) -> None:
+        log.error("%s ends its conversation with %s: %s", self.exchange.local, self.host, wrong)
+        self.end(wrong)
 
     def _obey_rare(self, op: int, port: int, slot: int, number: int, payload: bytes) -> None:
         side = self.ports.get(port)

@@ -164,8 +164,10 @@ class ChannelHost:
             self._take(work)
 
     def _heard(self, work: AsyncWork[Any]) -> None:
-        self._take(work)
-        self._listen()
+        try:
+            self._take(work)
+        finally:
+            self._listen()
 
     def _take(self, work: AsyncWork[Any]) -> None:
         if work.cancelled():

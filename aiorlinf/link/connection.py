@@ -371,6 +371,9 @@ class Connection(asyncio.BufferedProtocol):
             except Exception as error:  # malformed input, or a fault of ours: after it the position in the stream means nothing
                 self._fail(error)
                 return
+            except BaseException:  # Ctrl-C in the program's own code: the frames behind this one are here, and no read tells of them again
+                self.loop.call_soon(self._parse)
+                raise
             if self._handler is None:
                 return
             start = stop

@@ -139,7 +139,7 @@ class Pair:
                 # The other half may know the cause while this one only saw its end: give it a moment to say so.
                 done, _ = await asyncio.wait(tasks, timeout=GRACE_S)
             if failures := [str(task.exception()) for task in tasks if task in done and task.exception() is not None]:
-                raise PairFailed("\n".join(failures))
+                raise PairFailed("\n".join([*failures, *filter(None, (half.tail() for half in self.halves))]))
             if len(done) < len(tasks):
                 tails = "\n".join(half.tail() for half in self.halves)
                 raise PairFailed(f"no answer to {request['do']} within {limit:g} s\n{tails}".rstrip())

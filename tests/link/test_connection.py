@@ -37,6 +37,7 @@ class Recorder(FrameHandler):
         self.report: bytes | None = None
         self.connection: Connection | None = None
         self.fail_on = 0
+        self.interrupt_on = -1
 
     def on_data(self, key: int, flags: int, body: memoryview) -> None:
         self.on_frame(FrameType.DATA, flags, key, body)
@@ -44,6 +45,8 @@ class Recorder(FrameHandler):
     def on_frame(self, kind: int, flags: int, key: int, body: memoryview) -> None:
         if kind == self.fail_on:
             raise KeyError("a fault of ours")
+        if key == self.interrupt_on:
+            raise KeyboardInterrupt
         self.events.append((kind, flags, key, bytes(body)))
 
     def on_chunk(self, message_id: int) -> Sink | DiscardSink:
@@ -526,3 +529,19 @@ async def test_an_abort_is_an_end_for_the_peer(problems: list[dict[str, Any]]) -
     first.abort()
     await heard(two, 1)
     assert one.lost == []
+
+
+def test_what_is_behind_an_interrupted_frame_is_handed_over_when_the_loop_goes_on(loop: StepLoop) -> None:
+    """Ctrl-C in a program's own code, which a frame runs: a notebook's loop goes on after it, and nothing more may come."""
+    recorder = Recorder(_7=40)
+    connection = connect(loop, recorder)
+    recorder.interrupt_on = 2
+    frames = [frame(FrameType.DATA, number, b"abc" * number) for number in range(5)]
+    with pytest.raises(KeyboardInterrupt):
+        feed(connection, b"".join(frames) + chunk(7, numbered(40)))
+    assert [key for _, _, key, _ in recorder.events] == [0, 1]
+    loop.turn()
+    assert [key for _, _, key, _ in recorder.events] == [0, 1, 3, 4]
+    assert bytes(recorder.memory[7]) == numbered(40)
+    feed(connection, frames[4])
+    assert [key for _, _, key, _ in recorder.events] == [0, 1, 3, 4, 4]
