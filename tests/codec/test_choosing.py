@@ -260,7 +260,7 @@ def test_samples_are_asked_for_once_and_again_later() -> None:
     auto.sampled("kind", None, 1.0)
     assert auto.choose("kind", MIB, 1.0).sample
     auto.sampled("kind", FRAMES, 1.0)
-    asked = [world.now for _ in range(1000) if (world.send(auto), auto._kinds["kind"].sampled_at[0] == world.now)[1]]
+    asked = [world.now for _ in range(1000) if (world.send(auto), auto._kinds["kind"]._sampled_at[0] == world.now)[1]]
     assert asked
     assert all(later - earlier > 1 for earlier, later in itertools.pairwise(asked))
 
