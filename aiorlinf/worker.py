@@ -280,6 +280,7 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
             raise
         self._self = me
         self._exchange.configure(registration.config.cluster.collective)
+        self._exchange.asking.inspect = life.inspect
         self._trace_into(os.environ.get(TRACE_ENV), registration.identity)
         self._ready.set_result((me, life))
 

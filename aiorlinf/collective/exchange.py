@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from _thread import get_ident
 from asyncio import AbstractEventLoop, _get_running_loop
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from aiorlinf.address import WorkerAddress
+from aiorlinf.collective.asking import Asking
 from aiorlinf.collective.giving import Gift, encode_giving
 from aiorlinf.config import CollectiveConfig
 from aiorlinf.device.registry import parse_device
@@ -47,6 +48,7 @@ class Exchange:
     Attributes:
         config: the job's settings; the defaults until the worker is registered.
         device: where tensors from accelerators come to; None: the device that is current where `recv` is called.
+        asking: what a peer waits for whose answer a time limit will not wait for.
     """
 
     def __init__(self, home: LoopHome, table: LinkTable, config: CollectiveConfig, device: torch.device | None = None) -> None:
@@ -56,6 +58,7 @@ class Exchange:
         self.device = device
         self._links = table.by_address
         self._left_behind = table.left_behind
+        self.asking = Asking(home)
         self.configure(config)
         self._pid = os.getpid()
         self._closed = False
@@ -405,9 +408,22 @@ class Exchange:
     def _limit(self, work: AsyncWork[Any], timeout: float | None, peer: WorkerAddress, tag: int) -> None:
         if timeout is None and current_deadline.get() is NO_DEADLINE:
             return
-        expire(work, effective_deadline(timeout), lambda elapsed: self._too_late(work, peer, tag, elapsed))
+        said: list[str] = []
+        expire(
+            work,
+            effective_deadline(timeout),
+            lambda elapsed: self._too_late(work, peer, tag, elapsed, said),
+            lambda: self._ask(work, peer, said),
+        )
 
-    def _too_late(self, work: AsyncWork[Any], peer: WorkerAddress, tag: int, elapsed: float) -> DeadlineExceeded:
+    def _ask(self, work: AsyncWork[Any], peer: WorkerAddress, said: list[str]) -> None:
+        """A time limit will soon pass: what does the peer wait for, if this waits for a call of its?"""
+        link = self.table.peek(peer)
+        moving = work._detail.position if isinstance(work._detail, Outgoing) else isinstance(work._detail, Receive) and work._detail.message
+        if not moving and link is not None and link.state is LinkState.UP and link.identity is not None and peer != self.local:
+            self.asking.ask(link.identity, said)
+
+    def _too_late(self, work: AsyncWork[Any], peer: WorkerAddress, tag: int, elapsed: float, said: Sequence[str]) -> DeadlineExceeded:
         """Say which step used the time, and what the peer did meanwhile."""
         detail = work._detail
         if isinstance(detail, Receive) and detail.with_sender:
@@ -438,6 +454,8 @@ class Exchange:
             if message is not None and message.content is not None:
                 expected = message.content.total
                 done = message.content.sink.done if message.content.sink is not None else 0
+        if step == "match" and said:
+            text += f"; {said[0]}"
         return DeadlineExceeded(
             text,
             step=step,

@@ -364,10 +364,17 @@ class Keeper:
 
     async def book(self, budgets: Sequence[int], nbytes: int, timeout: float) -> Booking:
         """As `ManagerClient.book`; fails at once while the manager is away."""
+        return await self._present().book(budgets, nbytes, timeout)
+
+    async def inspect(self, identity: Identity, timeout: float) -> dict[str, Any]:
+        """As `ManagerClient.inspect`; fails at once while the manager is away."""
+        return await self._present().inspect(identity, timeout)
+
+    def _present(self) -> ManagerClient:
         client = self._client
         if client is None or self.ended():
             raise self._copy_of_end() if self.ended() else RendezvousError("the manager is away", local=self._worker, address=self._manager)
-        return await client.book(budgets, nbytes, timeout)
+        return client
 
     def watch(self, identity: Identity, record: WorkerRecord | None) -> None:
         """There is a link with this worker, which told where it is itself."""

@@ -128,6 +128,10 @@ class Lifeline:
         """Who holds a named thing. Waits until somebody does, up to `timeout` seconds. Raises RendezvousError when nobody did in time."""
         return await self._there(self._keeper.find(kind, name, timeout))
 
+    async def inspect(self, identity: Identity, timeout: float) -> dict[str, Any]:
+        """As `ManagerClient.inspect`. Raises RendezvousError at once while the manager is away."""
+        return await self._there(self._keeper.inspect(identity, timeout))
+
     async def book(self, budgets: Sequence[int], nbytes: int, timeout: float) -> Booking:
         """As `ManagerClient.book`. Raises RendezvousError at once while the manager is away."""
         return await self._there(self._keeper.book(budgets, nbytes, timeout))

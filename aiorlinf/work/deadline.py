@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from aiorlinf.work.base import AsyncWork
 
-__all__ = ["NO_DEADLINE", "Deadline", "Timer", "current_deadline", "effective_deadline", "expire"]
+__all__ = ["NEAR_S", "NO_DEADLINE", "Deadline", "Timer", "current_deadline", "effective_deadline", "expire"]
 
 
 class Deadline(NamedTuple):
@@ -49,6 +49,9 @@ class Deadline(NamedTuple):
 
 NO_DEADLINE = Deadline(math.inf)
 
+NEAR_S = 0.5
+"""So long before the end of a limit that is at least twice as long somebody may be told that it is near."""
+
 current_deadline: ContextVar[Deadline] = ContextVar("aiorlinf_deadline", default=NO_DEADLINE)
 """The budget of the chain whose step is running, so that operations begun inside a step are under it too."""
 
@@ -61,11 +64,12 @@ def effective_deadline(timeout: float | None) -> Deadline:
 class Timer(Entry):
     """The clock of one work; stopped when the work is over."""
 
-    __slots__ = ("handle", "make_error")
+    __slots__ = ("handle", "make_error", "near")
     counts = False
 
-    def __init__(self, make_error: Callable[[float], BaseException] | None) -> None:
+    def __init__(self, make_error: Callable[[float], BaseException] | None, near: Callable[[], None] | None = None) -> None:
         self.make_error = make_error
+        self.near = near
         self.handle: asyncio.TimerHandle | None = None
 
     def arm(self, work: AsyncWork[Any]) -> None:
@@ -75,13 +79,22 @@ class Timer(Entry):
             self._wind(work)
 
     def _wind(self, work: AsyncWork[Any]) -> None:
-        self.handle = work._home.loop.call_later(work._deadline.remaining(), self._ring, work)
+        left = work._deadline.remaining()
+        if self.near is not None:
+            if left >= 2 * NEAR_S:
+                left -= NEAR_S
+            else:
+                self.near = None
+        self.handle = work._home.loop.call_later(left, self._ring, work)
 
     def _ring(self, work: AsyncWork[Any]) -> None:
         if work._state:
             return
-        if not work._deadline.passed():  # the loop's clock is coarser than ours
-            self._wind(work)
+        if not work._deadline.passed():
+            near, self.near = self.near, None
+            if near is not None:
+                near()
+            self._wind(work)  # also where the loop's clock is coarser than ours
             return
         work._expire(self._error(work, time.monotonic() - work._born))
 
@@ -101,13 +114,19 @@ class Timer(Entry):
             self.handle.cancel()
 
 
-def expire(work: AsyncWork[Any], limit: Deadline | float, make_error: Callable[[float], BaseException] | None = None) -> None:
+def expire(
+    work: AsyncWork[Any],
+    limit: Deadline | float,
+    make_error: Callable[[float], BaseException] | None = None,
+    near: Callable[[], None] | None = None,
+) -> None:
     """Put a work, and the then-steps that will be attached to it, under a deadline, or a limit in seconds from now.
 
     When it passes the work is aborted and fails with ``make_error(elapsed)``, elapsed in seconds since it was made; by default a
     DeadlineExceeded. One timer of the home loop, stopped when the work is over. For the producer, before it hands the work out; any thread.
+    ``near`` is called once when `NEAR_S` are left, if the limit is at least twice as long and the work not over by then.
     """
     deadline = limit if isinstance(limit, Deadline) else Deadline.after(limit)
     if deadline.bounded and not work._state:
         work._deadline = deadline
-        work._home.call(Timer(make_error).arm, work)
+        work._home.call(Timer(make_error, near).arm, work)
