@@ -22,7 +22,7 @@ async def interrupt(client, cell):
 
 async def main(cells):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    client = nbclient.NotebookClient(notebook, timeout=40, kernel_name="python3", allow_errors=True)
+    client = nbclient.NotebookClient(notebook, timeout=150, kernel_name="python3", allow_errors=True)
     async with client.async_setup_kernel():
         for index, cell in enumerate(notebook.cells):
             watcher = asyncio.ensure_future(interrupt(client, cell))
@@ -39,10 +39,10 @@ asyncio.run(main(json.loads(CELLS)))
 """
 
 
-def run_cells(folder: Path, cells: list[str]) -> list[Any]:
-    """What each cell printed, and the names of the errors that ended it."""
+def run_cells(folder: Path, cells: list[str], *, limit: float = 50.0) -> list[Any]:
+    """What each cell printed, and the names of the errors that ended it; all of it within `limit` seconds."""
     # Not in debug mode: ipykernel itself does there what asyncio then complains about.
-    done = run_script(folder, f"CELLS = {json.dumps(cells)!r}\n{RUNNER}", debug=False)
+    done = run_script(folder, f"CELLS = {json.dumps(cells)!r}\n{RUNNER}", limit=limit, debug=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

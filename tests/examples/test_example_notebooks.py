@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases.test_notebooks import run_cells
+
 __all__: list[str] = []
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +23,10 @@ NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 needs_kernel = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("ipykernel", "nbclient", "matplotlib")),
     reason="needs ipykernel, nbclient and matplotlib, of the extras 'test' and 'examples'",
+)
+
+needs_atari = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("ale_py", "gymnasium")), reason="needs ale_py, of the extra 'examples'"
 )
 
 # In a process of its own: what the notebook's client leaves behind is not ours.
@@ -36,7 +42,7 @@ print(json.dumps([output["text"] if output.output_type == "stream" else sorted(o
 
 def _run(name: str, folder: Path) -> list[Any]:
     """What each cell printed or showed."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(ROOT), str(ROOT / "examples"), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-c", RUNNER, str(ROOT / "examples" / name)],
         cwd=folder,
@@ -93,3 +99,45 @@ def test_compression(tmp_path: Path) -> None:
     assert len(found) == len(rows) == 9
     assert all(ratio > 2 for (kind, _), (ratio, _) in found.items() if "weights" not in kind)
     assert found["weights (float32)", "lz4"][1] == "{'random': 2}"
+
+
+@needs_kernel
+@pytest.mark.timeout(180)
+def test_channels(tmp_path: Path) -> None:
+    outputs = _run("channels.ipynb", tmp_path)
+    assert outputs.count(["image/png", "text/plain"]) == 2
+    printed = "".join(output for output in outputs if isinstance(output, str))
+    for expected in (
+        "for the evaluation\na batch of [30, 50] steps, and 2 samples left\n",
+        "channel 'samples' is full: 6 of 6 items",
+        "channel 'samples' had no room within",
+        "6 items before, and 6 after\n",
+        "dict and then 5\n",
+    ):
+        assert expected in printed
+    rows = re.findall(r"^(\S.*\S) +[\d.]+ s   fast (\d+), middle (\d+), slow (\d+)$", outputs[-1], re.MULTILINE)
+    shares = {name: [int(count) for count in counts] for name, *counts in rows}
+    assert list(shares) == ["no policy", "weighted_round_robin", "performance_aware"]
+    assert all(sum(counts) == 60 for counts in shares.values())
+    assert shares["weighted_round_robin"] == [20, 20, 20]
+    fast, _, slow = shares["performance_aware"]
+    assert fast > slow
+
+
+@needs_atari
+@needs_kernel
+@pytest.mark.timeout(180)
+def test_a_live_rollout(tmp_path: Path) -> None:
+    """Its cells from first to last; and its long one once more, for hours, and interrupted, as its text says."""
+    notebook = json.loads((ROOT / "examples" / "live_rollout.ipynb").read_text())
+    first, start, learn, look, *rest = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert "\nSECONDS = 4\n" in first
+    assert '"waiting for more; ' in learn
+    path = f"import sys\nsys.path.insert(0, {str(ROOT / 'examples')!r})"
+    undisturbed = learn.replace("waiting", "playing")
+    outcomes = run_cells(tmp_path, [path, first, start, undisturbed, look, "SECONDS = 9999", learn, look, *rest], limit=160)
+    assert [index for index, (_, errors) in enumerate(outcomes) if errors] == [6]
+    assert outcomes[6][1] in (["KeyboardInterrupt"], ["CancelledError"])
+    for index in (4, 7):
+        assert re.match(r"[1-9]\d* steps in \d+ episodes and [\d.]+ s; \d+ versions", outcomes[index][0])
+    assert outcomes[-1][0] == "ended with [0, 0]\n"
