@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker", "WorkerStats", "init"]
 
-log = logging.getLogger("aiorlinf")
+log: logging.Logger = logging.getLogger("aiorlinf")
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ class Arrival:
     __slots__ = ("_announced", "_landed", "_missing", "lease", "messages", "number", "parts")
 
     def __init__(self, number: int, lease: bool) -> None:
-        self.number = number
-        self.lease = lease
+        self.number: int = number
+        self.lease: bool = lease
         self.parts: list[bytes | Leaves | Parcel | BaseException | None] = []
         self.messages: list[int] = []
         self._missing = 0

@@ -35,15 +35,15 @@ class PutCall:
 
     def __init__(self, port: Port, payload: Any, nbytes: int, weight: float, key: Key, nowait: bool) -> None:
         self.work: AsyncWork[None] | None = None
-        self.port = port
-        self.payload = payload
-        self.nbytes = nbytes
-        self.weight = weight
-        self.key = key
-        self.nowait = nowait
+        self.port: Port = port
+        self.payload: Any = payload
+        self.nbytes: int = nbytes
+        self.weight: float = weight
+        self.key: Key = key
+        self.nowait: bool = nowait
         self.record: Any = None
-        self.number = 0
-        self.settled = False
+        self.number: int = 0
+        self.settled: bool = False
         self.confirming: Confirmer | None = None
 
     def fail(self, error: BaseException) -> None:
@@ -69,15 +69,15 @@ class GetCall:
 
     def __init__(self, port: Port, key: Key, target: float | None, nowait: bool, lease: bool, seconds: float | None) -> None:
         self.work: AsyncWork[Any] | None = None
-        self.port = port
-        self.key = key
-        self.target = target
-        self.nowait = nowait
-        self.lease = lease
-        self.seconds = seconds
+        self.port: Port = port
+        self.key: Key = key
+        self.target: float | None = target
+        self.nowait: bool = nowait
+        self.lease: bool = lease
+        self.seconds: float | None = seconds
         self.wish: Wish = ANYWHERE
         self.record: Any = None
-        self.number = 0
+        self.number: int = 0
 
     def fail(self, error: BaseException) -> None:
         """It has failed."""

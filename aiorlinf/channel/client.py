@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Conversation", "PutSide"]
 
-log = logging.getLogger("aiorlinf.channel")
+log: logging.Logger = logging.getLogger("aiorlinf.channel")
 
 _FLUSH_BYTES = 48 * 1024
 _SLOTS = 1024
@@ -87,7 +87,7 @@ class Conversation:
         self._gets: dict[int, GetCall | GetStream] = {}
         self._asks: dict[int, AsyncWork[Any]] = {}
         self._arrivals: dict[int, Arrival] = {}
-        self.claims = Claims(exchange.home.loop, self.flush)
+        self.claims: Claims = Claims(exchange.home.loop, self.flush)
         self._wanted: tuple[int, int, float, int, bytes] | None = None  # gets that are alike and not written yet
         self._wanted_from = 0
         self._wanted_count = 0

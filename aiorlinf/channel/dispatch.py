@@ -13,7 +13,7 @@ from aiorlinf.errors import ChannelError
 
 __all__ = ["Dispatch"]
 
-log = logging.getLogger("aiorlinf.channel")
+log: logging.Logger = logging.getLogger("aiorlinf.channel")
 
 _IDLE_LANES = 64
 """Lanes that are empty at the moment are kept, up to so many."""
@@ -31,7 +31,7 @@ class Dispatch:
     def __init__(self, channel: str, policy: LoadBalancePolicy | None) -> None:
         self.policy = policy
         self.common: dict[Key, Lane] = {}
-        self.consumers = Consumers()
+        self.consumers: Consumers = Consumers()
         self._channel = channel
         self._own: dict[Consumer, dict[Key, Lane]] = {}
         self._fallback = ShortestQueue()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Handout"]
 
-log = logging.getLogger("aiorlinf.channel")
+log: logging.Logger = logging.getLogger("aiorlinf.channel")
 
 _SLOTS = 64
 """So many large payloads may be on their way to a worker at once; more wait."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ChannelHost"]
 
-log = logging.getLogger("aiorlinf.channel")
+log: logging.Logger = logging.getLogger("aiorlinf.channel")
 
 _LOOK_AGAIN_SECONDS = 1.0
 _ADMITTED = PutState.ADMITTED  # compared for every put

@@ -61,10 +61,10 @@ class HostPort:
     __slots__ = ("admitted", "gets", "handle", "hosted", "number", "puts", "session")
 
     def __init__(self, session: Talk, number: int, hosted: Hosted, handle: Handle) -> None:
-        self.session = session
-        self.number = number
-        self.hosted = hosted
-        self.handle = handle
+        self.session: Talk = session
+        self.number: int = number
+        self.hosted: Hosted = hosted
+        self.handle: Handle = handle
         self.puts: dict[int, Put] = {}
         self.admitted: deque[Put] = deque()
         self.gets: dict[int, Get] = {}

@@ -41,7 +41,7 @@ class Role:
         self.consumer = consumer
         self.producer = producer
         self.share = share
-        self.labels = dict(labels or {})
+        self.labels: dict[str, str] = dict(labels or {})
         self.joins = joins
 
     @classmethod

@@ -32,8 +32,8 @@ class Lane:
         self.items: deque[Item] = deque()
         self.back: list[Item] = []
         self.newest: dict[Consumer, int] = {}
-        self.weight = 0.0
-        self.nbytes = 0
+        self.weight: float = 0.0
+        self.nbytes: int = 0
         self._line: deque[Get] = deque()
         self._cancelled = 0  # at most so many of the line are
 

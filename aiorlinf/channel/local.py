@@ -70,8 +70,8 @@ class _Hub:
         self.thread = thread
         self.offload_above = offload_above
         self.handles = 0
-        self.ended = False
-        self.pid = os.getpid()
+        self.ended: bool = False
+        self.pid: int = os.getpid()
         self._working = False
         self._under_way = 0  # items whose tensors are being copied
         self._timer: asyncio.TimerHandle | None = None
@@ -216,8 +216,8 @@ class LocalPort:
     def __init__(self, hub: _Hub, consumer: str | None, producer: str | None, share: float, labels: Mapping[str, str] | None) -> None:
         hub.handles += 1
         own = hub.queue.name if hub.handles == 1 else f"{hub.queue.name}/{hub.handles}"
-        self.home = hub.home
-        self.name = hub.queue.name
+        self.home: LoopHome = hub.home
+        self.name: str = hub.queue.name
         self._hub = hub
         self._queue = hub.queue
         self._handle = Handle(hub.queue, consumer or own, producer or own, share, labels)

@@ -22,7 +22,7 @@ class RateMeter:
     __slots__ = ("_begin", "_buckets", "_now", "total")
 
     def __init__(self) -> None:
-        self.total = 0.0
+        self.total: float = 0.0
         self._buckets = [0.0] * _BUCKETS
         self._now = -1
         self._begin = 0.0

@@ -32,7 +32,7 @@ class OnDevice:
     __slots__ = ("_away", "_events", "_gone", "value")
 
     def __init__(self, value: Any, events: dict[torch.device, tuple[Runtime, int, Event]]) -> None:
-        self.value = value
+        self.value: Any = value
         self._events = events
         self._away: dict[int, torch.device] = {}  # by id of the copy, where it belongs
         self._gone = False  # somebody has got it, or is about to

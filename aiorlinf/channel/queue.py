@@ -65,17 +65,17 @@ class ChannelQueue:
     ) -> None:
         self.name = name
         self.maxsize = maxsize
-        self.budget = ByteBudget(max_bytes)
+        self.budget: ByteBudget = ByteBudget(max_bytes)
         self._shared = None if shared is None or shared.limit is None else shared
-        self.roster = Roster(name, producers)
-        self.dispatch = Dispatch(name, policy)
+        self.roster: Roster = Roster(name, producers)
+        self.dispatch: Dispatch = Dispatch(name, policy)
         self.told: deque[Told] = deque() if told is None else told
         self.length = 0
         self.admitted = 0
-        self.waits = Waits()
-        self.came = RateMeter()
-        self.went = RateMeter()
-        self.redeliveries = 0
+        self.waits: Waits = Waits()
+        self.came: RateMeter = RateMeter()
+        self.went: RateMeter = RateMeter()
+        self.redeliveries: int = 0
         self._line: deque[Put] = deque()  # puts that wait for room
         self._numbers = itertools.count(1)
         self._batches: set[Get] = set()  # those that wait, and perhaps some that do not any more

@@ -26,11 +26,11 @@ class Producer:
     __slots__ = ("cause", "name", "puts", "state", "weight")
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.state = "open"
-        self.cause = ""
-        self.puts = 0
-        self.weight = 0.0
+        self.name: str = name
+        self.state: str = "open"
+        self.cause: str = ""
+        self.puts: int = 0
+        self.weight: float = 0.0
 
     def __repr__(self) -> str:
         return f"<Producer {self.name} {self.state}>"
@@ -76,21 +76,21 @@ class Consumer:
     )
 
     def __init__(self, name: str, share: float = 1.0, labels: Mapping[str, str] | None = None) -> None:
-        self.name = name
-        self.share = share
-        self.labels = dict(labels or {})
+        self.name: str = name
+        self.share: float = share
+        self.labels: dict[str, str] = dict(labels or {})
         self.free_memory: int | None = None
-        self.pending_items = 0
-        self.pending_weight = 0.0
-        self.pending_bytes = 0
+        self.pending_items: int = 0
+        self.pending_weight: float = 0.0
+        self.pending_bytes: int = 0
         self.busy_seconds = 0.0
-        self.head_start = 0.0
-        self.speed_meter = Speed()
+        self.head_start: float = 0.0
+        self.speed_meter: Speed = Speed()
         self.asking = 0
-        self.taken = RateMeter()
-        self.redeliveries = 0
+        self.taken: RateMeter = RateMeter()
+        self.redeliveries: int = 0
         self.open: dict[Delivery, None] = {}  # handed over, neither taken nor given back
-        self.row = 0
+        self.row: int = 0
         self._rows: set[int] | None = None  # of the table, those that have changed
         self._unfinished: deque[Delivery] = deque()
         self._last_done = 0.0
@@ -247,12 +247,12 @@ class Put(Item):
         self.key = key
         self.weight = weight
         self.nbytes = nbytes
-        self.nowait = nowait
+        self.nowait: bool = nowait
         self.payload = payload
-        self.owner = owner
-        self.number = number
-        self.slot = 0
-        self.state = 0  # NEW
+        self.owner: Any = owner
+        self.number: int = number
+        self.slot: int = 0
+        self.state: int = 0  # NEW
         self.seq = 0
         self.consumer = None
         self.since = 0.0
@@ -286,17 +286,17 @@ class Get:
         owner: Any = None,
         number: int = 0,
     ) -> None:
-        self.consumer = consumer
+        self.consumer: Consumer = consumer
         self.key = key
-        self.target = target
-        self.nowait = nowait
-        self.lease = lease
-        self.lease_seconds = lease_seconds
-        self.owner = owner
-        self.number = number
-        self.waiting = False
-        self.count = 0
-        self.total = 0.0
+        self.target: float | None = target
+        self.nowait: bool = nowait
+        self.lease: bool = lease
+        self.lease_seconds: float | None = lease_seconds
+        self.owner: Any = owner
+        self.number: int = number
+        self.waiting: bool = False
+        self.count: int = 0
+        self.total: float = 0.0
 
 
 class Delivery:
@@ -313,19 +313,19 @@ class Delivery:
     __slots__ = ("before", "deadline", "get", "given", "items", "messages", "nbytes", "open", "weight")
 
     def __init__(self, get: Get, items: list[Item], given: float) -> None:
-        self.get = get
+        self.get: Get = get
         self.items = items
-        self.given = given
+        self.given: float = given
         if len(items) == 1:
-            self.weight = items[0].weight
-            self.nbytes = items[0].nbytes
+            self.weight: float = items[0].weight
+            self.nbytes: int = items[0].nbytes
         else:
             self.weight = sum(item.weight for item in items)
             self.nbytes = sum(item.nbytes for item in items)
-        self.deadline = None if get.lease_seconds is None else given + get.lease_seconds
-        self.open = True
-        self.before = 0
-        self.messages = 0
+        self.deadline: float | None = None if get.lease_seconds is None else given + get.lease_seconds
+        self.open: bool = True
+        self.before: int = 0
+        self.messages: int = 0
 
 
 class Rejected(NamedTuple):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RemotePort"]
 
-log = logging.getLogger("aiorlinf.channel")
+log: logging.Logger = logging.getLogger("aiorlinf.channel")
 
 _SMALL_BYTES = 64 * 1024
 
@@ -99,9 +99,9 @@ class RemotePort:
 
     def __init__(self, conversation: Conversation, settings: ChannelSettings) -> None:
         self.home = conversation.home
-        self.name = settings.name
+        self.name: str = settings.name
         self.settings = settings
-        self.number = conversation.next_port()
+        self.number: int = conversation.next_port()
         self._conversation = conversation
         self._exchange = conversation.exchange
         self._puts: dict[int, PutCall] = {}

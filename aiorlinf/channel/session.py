@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Holder", "Session"]
 
-log = logging.getLogger("aiorlinf.channel")
+log: logging.Logger = logging.getLogger("aiorlinf.channel")
 
 _FLUSH_BYTES = 48 * 1024
 _PUT, _GET, _COMMIT, _TAKEN = Op.PUT, Op.GET, Op.COMMIT, Op.TAKEN  # they are compared for every entry
@@ -70,13 +70,13 @@ class Session:
         self.number = number
         self.ports: dict[int, HostPort] = {}
         self._opening: set[int] = set()
-        self.ended = False
-        self.exchange = host.exchange
+        self.ended: bool = False
+        self.exchange: Exchange = host.exchange
         self.link: Link | None = host.exchange.table.peek(peer)
         self.clock = time.monotonic
         self.work_off = host.work_off
-        self.intake = Intake(self)
-        self.handout = Handout(self)
+        self.intake: Intake = Intake(self)
+        self.handout: Handout = Handout(self)
         self._host = host
         self._loop = host.home.loop
         self._out: list[bytes] = []

@@ -42,7 +42,7 @@ class _Part(GetCall):
         super().__init__(port, call.key, call.target, call.nowait, call.lease, call.seconds)
         self.work = call.work
         self.wish = call.wish
-        self.whole = whole
+        self.whole: _SpreadGet = whole
 
     def fail(self, error: BaseException) -> None:
         self.work = None
@@ -62,10 +62,10 @@ class _SpreadGet(Entry):
     counts = False
 
     def __init__(self, port: SpreadPort, call: GetCall) -> None:
-        self.call = call
+        self.call: GetCall = call
         self.winner: _Part | None = None
         self.parts: dict[RemotePort, _Part] = {}
-        self.over = False
+        self.over: bool = False
         self._port = port
         self._rest: list[RemotePort] = []
         self._last: BaseException | None = None
@@ -142,7 +142,7 @@ class SpreadPort:
         self, node: str, primary: RemotePort, own: RemotePort, nodes: dict[str, str], open_replica: Callable[[str], AsyncWork[RemotePort]]
     ) -> None:
         self.home = primary.home
-        self.name = primary.name
+        self.name: str = primary.name
         self.primary = primary
         self.own = own
         self.waiting: set[_SpreadGet] = set()

@@ -50,12 +50,12 @@ class GetStream:
     __slots__ = ("_conversation", "_count", "_key", "_order", "_values", "key", "lease", "number", "port", "target", "wish", "work")
 
     def __init__(self, port: _Port, conversation: _Conversation, key: Key, count: int, wish: Wish) -> None:
-        self.port = port
-        self.key = key
+        self.port: _Port = port
+        self.key: Key = key
         self.target: float | None = None
-        self.lease = False
-        self.wish = wish
-        self.number = 0  # of the last get
+        self.lease: bool = False
+        self.wish: Wish = wish
+        self.number: int = 0  # of the last get
         self.work: AsyncWork[None] | None = None
         self._conversation = conversation
         self._key = b"" if key is None else encode_key(key)

@@ -39,8 +39,8 @@ class Buffer:
     __slots__ = ("_memory", "_offset", "capacity", "keep")
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.keep = True
+        self.capacity: int = capacity
+        self.keep: bool = True
         self._offset = 0
         self._memory: mmap.mmap | memoryview | None
         if capacity >= _MAPPED_BYTES:

@@ -24,7 +24,7 @@ from aiorlinf.codec.stats import CompressionStats
 
 __all__ = ["ChunkJob", "LeafCompressor", "Piece", "compress_chunks"]
 
-log = logging.getLogger("aiorlinf.codec")
+log: logging.Logger = logging.getLogger("aiorlinf.codec")
 
 
 class Piece:
@@ -39,9 +39,9 @@ class Piece:
     __slots__ = ("_lease", "body", "head", "original")
 
     def __init__(self, head: bytes, body: memoryview, original: int, lease: BufferLease | None) -> None:
-        self.head = head
+        self.head: bytes = head
         self.body = body
-        self.original = original
+        self.original: int = original
         self._lease = lease
 
     @property
@@ -97,10 +97,10 @@ class ChunkJob:
         alone: bool,
         reason: RawReason | None,
     ) -> None:
-        self.index = index
-        self.ran = False
+        self.index: int = index
+        self.ran: bool = False
         self.stored: int | None = None  # bytes after; None: as it is
-        self.head = b""
+        self.head: bytes = b""
         self._src = src
         self._limit = limit
         self._context = context
@@ -176,7 +176,7 @@ class LeafCompressor:
         if not MIN_CHUNK <= chunk_bytes <= MAX_CHUNK:
             raise ValueError(f"chunks of {chunk_bytes} bytes; from {MIN_CHUNK} to {MAX_CHUNK} are possible")
         self.raw: RawReason | None = None
-        self.committed = False
+        self.committed: bool = False
         self.running = 0
         self._src = byte_view(src)
         self._contexts = contexts

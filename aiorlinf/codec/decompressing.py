@@ -33,9 +33,9 @@ class Record:
     def __init__(
         self, index: int, codec: int, word: int, crc: int, data: memoryview, target: memoryview, lease: BufferLease | None
     ) -> None:
-        self.index = index
-        self.codec = codec
-        self.ran = False
+        self.index: int = index
+        self.codec: int = codec
+        self.ran: bool = False
         self._word = word
         self._crc = crc
         self._data = data

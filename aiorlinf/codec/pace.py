@@ -22,7 +22,7 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self.seconds_per_byte = 0.0
+        self.seconds_per_byte: float = 0.0
 
     def note(self, nbytes: int, seconds: float) -> None:
         """A chunk took so long."""

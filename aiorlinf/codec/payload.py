@@ -78,7 +78,7 @@ class Batch:
     def __init__(self, payload: PayloadCompressor, jobs: list[tuple[_Leaf, ChunkJob]]) -> None:
         self._payload = payload
         self._jobs = jobs
-        self.nbytes = sum(job.nbytes for _, job in jobs)
+        self.nbytes: int = sum(job.nbytes for _, job in jobs)
 
     def run(self) -> None:
         """Compress. Does not raise; stops early when nobody wants the payload any more."""
@@ -116,12 +116,12 @@ class PayloadCompressor:
     lends = True
 
     def __init__(self, leaves: Sequence[tuple[memoryview, bool]], make: MakeCompressor, *, ahead: int = AHEAD_BYTES) -> None:
-        self.dropped = False
+        self.dropped: bool = False
         self.spans: list[tuple[float, float]] | None = None
         self.on_ready: Callable[[], None] = _nothing
         self.on_room: Callable[[], None] = _nothing
         self._leaves = [_Leaf(src, tried) for src, tried in leaves]
-        self.tried_bytes = sum(leaf.src.nbytes for leaf in self._leaves if leaf.tried)
+        self.tried_bytes: int = sum(leaf.src.nbytes for leaf in self._leaves if leaf.tried)
         self._make = make
         self._limit = ahead
         self._lender = _Lender()

@@ -51,9 +51,9 @@ class CompressionProvider:
     """
 
     def __init__(self, config: TensorCompressionConfig, buffers: BufferSource, *, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self.enabled = config.enabled
-        self.stats = CompressionStats()
-        self.chunk_bytes = min(max(chunk_bytes, _SMALLEST_CHUNK), MAX_CHUNK)
+        self.enabled: bool = config.enabled
+        self.stats: CompressionStats = CompressionStats()
+        self.chunk_bytes: int = min(max(chunk_bytes, _SMALLEST_CHUNK), MAX_CHUNK)
         self._config = config
         self._excluded = frozenset(config.excluded_dtypes)
         self._buffers = buffers

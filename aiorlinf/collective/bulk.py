@@ -45,7 +45,7 @@ class Bulk:
         self.total = total
         self.array = array
         self.region = region
-        self.filled = 0
+        self.filled: int = 0
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
 
     @classmethod

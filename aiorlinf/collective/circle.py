@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AHEAD", "DRAIN_SECONDS", "Circle"]
 
-log = logging.getLogger("aiorlinf.collective")
+log: logging.Logger = logging.getLogger("aiorlinf.collective")
 
 _NOTES = 0
 _LIVES = 1
@@ -81,11 +81,11 @@ class Circle:
     def __init__(self, exchange: Exchange, members: Sequence[WorkerAddress], context: int) -> None:
         self.exchange = exchange
         self.members = tuple(members)
-        self.local = exchange.local
+        self.local: WorkerAddress = exchange.local
         self.others = tuple(member for member in members if member != exchange.local)
         self.context = context
-        self.digest = hashlib.blake2b("\n".join(sorted(members)).encode(), digest_size=6).hexdigest()
-        self.changes = Changes()
+        self.digest: str = hashlib.blake2b("\n".join(sorted(members)).encode(), digest_size=6).hexdigest()
+        self.changes: Changes = Changes()
         self._operations: dict[Key, _UnderWay] = {}
         self._early: dict[Key, list[tuple[WorkerAddress, Note]]] = {}
         self._counts: defaultdict[tuple[str, str, str], int] = defaultdict(int)

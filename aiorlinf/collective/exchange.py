@@ -54,11 +54,11 @@ class Exchange:
     def __init__(self, home: LoopHome, table: LinkTable, config: CollectiveConfig, device: torch.device | None = None) -> None:
         self.home = home
         self.table = table
-        self.local = table.address
+        self.local: WorkerAddress = table.address
         self.device = device
         self._links = table.by_address
         self._left_behind = table.left_behind
-        self.asking = Asking(home)
+        self.asking: Asking = Asking(home)
         self.configure(config)
         self._pid = os.getpid()
         self._closed = False

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Inbox", "ParcelInbox"]
 
-log = logging.getLogger("aiorlinf.collective")
+log: logging.Logger = logging.getLogger("aiorlinf.collective")
 
 
 class Inbox:

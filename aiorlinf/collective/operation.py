@@ -43,7 +43,7 @@ class Operation:
     def __init__(self, circle: Circle, timeout: float | None) -> None:
         self.circle = circle
         self.keys: dict[WorkerAddress, Key] = {}
-        self.over = False
+        self.over: bool = False
         self.work: AsyncWork[Any] | None = AsyncWork(circle.exchange.home, self.name, abort=self._given_up, detail=self)
         self._limit = effective_deadline(timeout) if timeout is not None or current_deadline.get() is not NO_DEADLINE else NO_DEADLINE
         self._notes: deque[tuple[WorkerAddress, Note]] = deque()

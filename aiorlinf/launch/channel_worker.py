@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["End", "main"]
 
-log = logging.getLogger("aiorlinf.channel")
+log: logging.Logger = logging.getLogger("aiorlinf.channel")
 
 _LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 5.0

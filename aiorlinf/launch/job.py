@@ -48,7 +48,7 @@ class JobState:
     """The record of one job."""
 
     def __init__(self, workers: Iterable[str]) -> None:
-        self.phase = Phase.RUNNING
+        self.phase: Phase = Phase.RUNNING
         self.running: set[str] = set(workers)
         self.returncodes: dict[str, int] = {}  # as subprocess has them: -N for signal N
         self.failed: str | None = None  # the first that failed of itself; while there is none, the first that failed

@@ -34,7 +34,7 @@ class Sink:
     def __init__(self, stream: TextIO | None, original: TextIO | None) -> None:
         self._stream = stream
         self._fd: int | None = None
-        self.pieces = 0  # counts the writes that succeeded
+        self.pieces: int = 0  # counts the writes that succeeded
         self.encoding = getattr(stream, "encoding", None) or "utf-8"
         if stream is not None and stream is original and isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(OSError, ValueError):

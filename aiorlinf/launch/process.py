@@ -50,7 +50,7 @@ class WorkerProcess:
             env=dict(env),
             start_new_session=True,
         )
-        self.pid = self._popen.pid
+        self.pid: int = self._popen.pid
         self._exited: asyncio.Future[int] = self._loop.create_future()
         self._pidfd: int | None = None
         self._reading = False

@@ -89,9 +89,9 @@ class CodedSink(Sink):
         make: MakeDecompressor,
     ) -> None:
         super().__init__([])
-        self.total = sum(len(view) for view, _ in leaves)
+        self.total: int = sum(len(view) for view, _ in leaves)
         self.error: AiorlinfError | None = None
-        self.message_id = message_id
+        self.message_id: int = message_id
         self.spans: list[tuple[float, float]] | None = None
         self._owner = owner
         self._leaves = [(view, tried) for view, tried in leaves if len(view)]

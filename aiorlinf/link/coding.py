@@ -33,9 +33,9 @@ class Coding:
     """
 
     def __init__(self, home: LoopHome, config: TensorCompressionConfig, pool: TensorBufferPool) -> None:
-        self.provider = CompressionProvider(config, pool)
-        self.encoder = Encoder(home)
-        self.decoder = Decoder(home, self.provider.contexts)
+        self.provider: CompressionProvider = CompressionProvider(config, pool)
+        self.encoder: Encoder = Encoder(home)
+        self.decoder: Decoder = Decoder(home, self.provider.contexts)
         self._home = home
         self._trials: Trials | None = None
 

@@ -98,8 +98,8 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         self.loop = loop
         self.transport: asyncio.Transport | None = None
-        self.paused = False
-        self.max_frame_bytes = 1 << 24
+        self.paused: bool = False
+        self.max_frame_bytes: int = 1 << 24
         self._on_raw: Callable[[bytes], None] | None = on_raw
         self._on_raw_lost: Callable[[BaseException | None], None] | None = on_raw_lost
         self._handler: FrameHandler | None = None

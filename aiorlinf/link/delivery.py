@@ -51,7 +51,7 @@ class Delivery:
 
     def __init__(self, answerer: Answerer, allow_pickle: bool) -> None:
         self.allow_pickle = allow_pickle
-        self.landing = Landing(answerer.home)
+        self.landing: Landing = Landing(answerer.home)
         self._answerer = answerer
 
     def deliver(self, receive: Receive, message: Incoming) -> None:

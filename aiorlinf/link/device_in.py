@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceIn", "DeviceReceiveLane", "DeviceReceiver"]
 
-log = logging.getLogger("aiorlinf.link")
+log: logging.Logger = logging.getLogger("aiorlinf.link")
 
 
 class DeviceReceiveLane(Protocol):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceHost", "DeviceOut", "DevicePlan", "device_leaves"]
 
-log = logging.getLogger("aiorlinf.link")
+log: logging.Logger = logging.getLogger("aiorlinf.link")
 
 _IPC_OUT = "ipc out"
 
@@ -92,8 +92,8 @@ class DeviceOut:
     def __init__(
         self, host: DeviceHost, plan: DevicePlan, ask: Callable[[], None], facts: Callable[[], DeviceFacts], lane: PayloadLane | None
     ) -> None:
-        self.backend = ""
-        self.reason = ""
+        self.backend: str = ""
+        self.reason: str = ""
         self.pair_index: int | None = None
         self._host = host
         self._plan = plan

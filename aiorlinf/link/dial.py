@@ -24,7 +24,7 @@ class Refused(LinkError):
 
     def __init__(self, error: LinkError, refusal: Refusal) -> None:
         super().__init__(error.message, remote=error.remote, address=error.address)
-        self.code = refusal.code
+        self.code: str = refusal.code
 
 
 def tune(connection: Connection) -> None:
@@ -148,13 +148,13 @@ class ServerSide:
         proved: Callable[[ServerSide, Hello], None],
         failed: Callable[[ServerSide, LinkError, str | None], None],
     ) -> None:
-        self.connection = Connection(loop, self._raw, self._lost)
+        self.connection: Connection = Connection(loop, self._raw, self._lost)
         self.handshake: ServerHandshake | None = None
         self._make = make_handshake
         self._proved = proved
         self._failed = failed
         self._over = False
-        self.gone = False
+        self.gone: bool = False
         self._timer = loop.call_later(timeout, self._too_late, timeout)
 
     def _machine(self) -> ServerHandshake:

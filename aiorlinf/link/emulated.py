@@ -60,8 +60,8 @@ class EmulatedConnection:
         clock: Callable[[], float],
         changed: Callable[[EmulatedConnection], None],
     ) -> None:
-        self.paused = False
-        self.max_frame_bytes = connection.max_frame_bytes
+        self.paused: bool = False
+        self.max_frame_bytes: int = connection.max_frame_bytes
         self.on_data = link.on_data
         self.on_frame = link.on_frame
         self.on_chunk = link.on_chunk

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Emulation"]
 
-log = logging.getLogger("aiorlinf.link")
+log: logging.Logger = logging.getLogger("aiorlinf.link")
 
 _ANSWER_S = 2.0
 """For the manager to answer. It does so at once; meanwhile nothing leaves."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["equip"]
 
-log = logging.getLogger("aiorlinf.link")
+log: logging.Logger = logging.getLogger("aiorlinf.link")
 
 
 def equip(

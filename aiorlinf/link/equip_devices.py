@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["equip_devices"]
 
-log = logging.getLogger("aiorlinf.link")
+log: logging.Logger = logging.getLogger("aiorlinf.link")
 
 
 def equip_devices(home: LoopHome, link: Link, send: Callable[[bytes], None], plan: DevicePlan, connect_timeout: float) -> None:

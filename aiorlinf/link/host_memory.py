@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HostMemory", "Made"]
 
-log = logging.getLogger("aiorlinf.link")
+log: logging.Logger = logging.getLogger("aiorlinf.link")
 
 EARLY_SECONDS = 30.0
 """A peer that connects to pass descriptors has a link here by then, or never."""
@@ -53,7 +53,7 @@ class Made:
     __slots__ = ("handle", "region", "roots")
 
     def __init__(self, region: Region) -> None:
-        self.region = region
+        self.region: Region = region
         self.handle: weakref.ref[torch.Tensor] | None = None
         self.roots: dict[int, weakref.ref[Any]] = {}
 
@@ -84,10 +84,10 @@ class HostMemory:
     ) -> None:
         self.home = home
         self.problem = shm_problem() if config.enabled else "cluster.collective.shared_memory.enabled is off"
-        self.arena = Arena(home, config.max_bytes, config.segment_bytes)
+        self.arena: Arena = Arena(home, config.max_bytes, config.segment_bytes)
         self.arena.on_drop = self._dropped
-        self.used = False
-        self.keeper = Keeper(home, self.arena.new_number, self._dropped)
+        self.used: bool = False
+        self.keeper: Keeper = Keeper(home, self.arena.new_number, self._dropped)
         self._find: Callable[[str], Link | None] = find
         self._links: Callable[[], list[Link]] = links
         self._key = secrets.token_hex(32)

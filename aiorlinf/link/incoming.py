@@ -56,12 +56,12 @@ class Receive(StreamOrdered):
 
     def __init__(self, key: int, tensor_out: torch.Tensor | None = None, *, with_sender: bool = False) -> None:
         self.work: AsyncWork[Any] | None = None
-        self.key = key
+        self.key: int = key
         self.tensor_out = tensor_out
-        self.with_sender = with_sender
-        self.cancelled = False
+        self.with_sender: bool = with_sender
+        self.cancelled: bool = False
         self.message: Incoming | None = None
-        self.order = 0
+        self.order: int = 0
         self.receiver: Any = None
 
     @property
@@ -173,22 +173,22 @@ class Content:
 
     def __init__(self, manifest: Manifest | None, spec: LeafSpec | None, total: int) -> None:
         self.manifest = manifest
-        self.head = b""
+        self.head: bytes = b""
         self.spec = spec
-        self.total = total
+        self.total: int = total
         self.tensors: list[torch.Tensor] = []
         self.held: Held | None = None
-        self.direct = False
-        self.borrowed = False
+        self.direct: bool = False
+        self.borrowed: bool = False
         self.copying: Copy | None = None
         self.sink: Sink | None = None
-        self.lane_pending = False
-        self.attempt = 0
-        self.ended = False
-        self.asked = False
-        self.relief = False
-        self.relieved = 0
-        self.refused = False
+        self.lane_pending: bool = False
+        self.attempt: int = 0
+        self.ended: bool = False
+        self.asked: bool = False
+        self.relief: bool = False
+        self.relieved: int = 0
+        self.refused: bool = False
 
     def sizes(self) -> list[int]:
         """Bytes of each leaf."""
@@ -256,19 +256,19 @@ class Incoming:
     )
 
     def __init__(self, key: int, order: int, message_id: int, *, is_tensor: bool, want_reply: bool) -> None:
-        self.key = key
-        self.order = order
-        self.message_id = message_id
-        self.is_tensor = is_tensor
-        self.want_reply = want_reply
-        self.charged = 0
-        self.complete = False
+        self.key: int = key
+        self.order: int = order
+        self.message_id: int = message_id
+        self.is_tensor: bool = is_tensor
+        self.want_reply: bool = want_reply
+        self.charged: int = 0
+        self.complete: bool = False
         self.body: bytes | memoryview | None = None
         self.content: Content | None = None
         self.receive: Receive | None = None
         self.value: list[Any] | None = None
         self.error: AiorlinfError | None = None
-        self.queued = False
+        self.queued: bool = False
 
 
 class Whole(Incoming):

@@ -133,7 +133,7 @@ class Link:
         self.local = local
         self.remote = remote
         self.identity: Identity | None = None
-        self.state = LinkState.CONNECTING
+        self.state: LinkState = LinkState.CONNECTING
         self.settled: asyncio.Future[None] = home.loop.create_future()
         self.cause: Callable[[], AiorlinfError] | None = None
         self.address: str | None = None
@@ -146,10 +146,10 @@ class Link:
         self.device_pairs: PairHandler | None = None
         self.tell_devices: Callable[[], None] = lambda: None
         self.shared_out: SharedOut | None = None
-        self.config = config
-        self.mailbox = Mailbox(self, wildcards, orders)
-        self.sender = Sender(home, config.chunk_bytes, local, remote)
-        self.receiver = Receiver(home, self.mailbox, config, local, remote)
+        self.config: CollectiveConfig = config
+        self.mailbox: Mailbox = Mailbox(self, wildcards, orders)
+        self.sender: Sender = Sender(home, config.chunk_bytes, local, remote)
+        self.receiver: Receiver = Receiver(home, self.mailbox, config, local, remote)
         self.receiver.tensor_sends_waiting = self.sender.tensors_waiting
         self.on_data = self.receiver.on_data
         self._conn: FrameWriter | None = None

@@ -43,9 +43,9 @@ class Hold:
     __slots__ = ("abandoned", "place", "size")
 
     def __init__(self, place: Place, size: int) -> None:
-        self.place = place
-        self.size = size
-        self.abandoned = False
+        self.place: Place = place
+        self.size: int = size
+        self.abandoned: bool = False
 
 
 class Part:
@@ -59,7 +59,7 @@ class Part:
 
     def __init__(self, segment: Segment, hold: Hold, gone: Callable[[Hold], None]) -> None:
         self._segment = segment
-        self.hold = hold
+        self.hold: Hold = hold
         self._gone = gone
 
     @property
@@ -85,11 +85,11 @@ class Loan:
     __slots__ = ("_hold", "_root", "lent", "offset", "segment", "shown", "size")
 
     def __init__(self, segment: Segment, root: Any, hold: Hold) -> None:
-        self.segment = segment
-        self.offset = hold.place[1]
-        self.size = hold.size
+        self.segment: Segment = segment
+        self.offset: int = hold.place[1]
+        self.size: int = hold.size
         self.lent = 0
-        self.shown = 0
+        self.shown: int = 0
         self._root = root
         self._hold = hold
 

@@ -26,7 +26,7 @@ class Loopback:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, handler: FrameHandler) -> None:
-        self.paused = False
+        self.paused: bool = False
         self.max_frame_bytes = 1 << 40
         self._loop = loop
         self._handler: FrameHandler | None = handler

@@ -55,7 +55,7 @@ class Mailbox:
     __slots__ = ("_streams", "orders", "owner", "wildcards")
 
     def __init__(self, owner: Any, wildcards: dict[int, Wildcard], orders: Iterator[int]) -> None:
-        self.owner = owner
+        self.owner: Any = owner
         self.wildcards = wildcards
         self._streams: dict[int, _Stream] = {}
         self.orders = orders

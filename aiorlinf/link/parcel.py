@@ -86,9 +86,9 @@ class Parcel:
         self.held: Held | None = None
         self._sends = 0  # under way
         self._alone = False  # one of them will empty it
-        self.nbytes = len(body) if body is not None else len(head) + (0 if manifest is None else manifest.payload_bytes)
+        self.nbytes: int = len(body) if body is not None else len(head) + (0 if manifest is None else manifest.payload_bytes)
         self.sender: Identity | None = None
-        self.uncertain = False
+        self.uncertain: bool = False
 
     @property
     def small(self) -> bytes | None:

@@ -76,7 +76,7 @@ class Placement:
         self.region = region
         self.owned = owned
         self.names: dict[int, int] = {}
-        self.lent = 0
+        self.lent: int = 0
         self.back: Callable[[], None] | None = None
 
     def regions(self) -> list[Lendable]:

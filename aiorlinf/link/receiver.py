@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ReceiveLane", "Receiver"]
 
-log = logging.getLogger("aiorlinf.link")
+log: logging.Logger = logging.getLogger("aiorlinf.link")
 
 _REPORT_SECONDS = 0.005
 _FLOWING_LIMIT = 4096
@@ -92,14 +92,14 @@ class Receiver:
         self.devices: DeviceIn | None = None
         self.pool: TensorBufferPool | None = None
         self.trace: LinkTrace | None = None
-        self.messages = 0
-        self.payload_bytes = 0
+        self.messages: int = 0
+        self.payload_bytes: int = 0
         self.mismatches = 0
         self.opened: dict[int, Incoming] = {}
         self.tensor_sends_waiting: Callable[[], bool] = lambda: False
         self.on_late: Callable[[], None] = lambda: None
-        self.window = ReceiveWindow(config.window_bytes)
-        self.delivery = Delivery(self, config.allow_pickle)
+        self.window: ReceiveWindow = ReceiveWindow(config.window_bytes)
+        self.delivery: Delivery = Delivery(self, config.allow_pickle)
         self.configure(config)
         self._conn: FrameWriter | None = None
         self._relieved = 0
@@ -111,7 +111,8 @@ class Receiver:
     def configure(self, config: CollectiveConfig) -> None:
         """Take over the bounds on what a peer can make us allocate."""
         self.window.size = config.window_bytes
-        self.allow_pickle = self.delivery.allow_pickle = config.allow_pickle
+        self.allow_pickle: bool = config.allow_pickle
+        self.delivery.allow_pickle = config.allow_pickle
         self._max_message_bytes = config.max_message_bytes
         # What is too large is refused, for itself (`_too_large`); it is not malformed.
         self._limits = Limits(max_manifest_bytes=config.max_manifest_bytes, max_message_bytes=_MAX_TOTAL)

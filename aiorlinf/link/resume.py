@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Dial", "Resumptions", "resumes"]
 
-log = logging.getLogger("aiorlinf.link")
+log: logging.Logger = logging.getLogger("aiorlinf.link")
 
 _RETRY_FIRST_SECONDS = 0.05
 _RETRY_MAX_SECONDS = 1.0

@@ -88,7 +88,7 @@ class Quickest:
     """
 
     def __init__(self, uses: Sequence[CodecUse], trials: Trials) -> None:
-        self.chooser = Chooser([use.label for use in uses], threads=min(THREADS, os.cpu_count() or 1))
+        self.chooser: Chooser = Chooser([use.label for use in uses], threads=min(THREADS, os.cpu_count() or 1))
         self._uses = {use.label: use for use in uses}
         self._trials = trials
         self._begun: tuple[str, str, float] = ("", "", 0.0)

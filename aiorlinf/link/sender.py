@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Sender"]
 
-log = logging.getLogger("aiorlinf.link")
+log: logging.Logger = logging.getLogger("aiorlinf.link")
 
 _FLOWING_LIMIT = 4096
 _PENDING_LIMIT = 16384
@@ -67,15 +67,15 @@ class Sender:
         self.home = home
         self.local = local
         self.remote = remote
-        self.window = 0
+        self.window: int = 0
         self.ways: list[Way] = []
         self.devices: DeviceOut | None = None
         self.trace: LinkTrace | None = None
-        self.messages = 0
-        self.payload_bytes = 0
+        self.messages: int = 0
+        self.payload_bytes: int = 0
         self.around_bytes = 0
         self.pending: dict[int, Outgoing] = {}
-        self.pump = Pump(home.loop, chunk_bytes, self._over)
+        self.pump: Pump = Pump(home.loop, chunk_bytes, self._over)
         self._conn: FrameWriter | None = None
         self._charged = 0
         self._consumed = 0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COPY_INLINE_BYTES", "SharedOut"]
 
-log = logging.getLogger("aiorlinf.link")
+log: logging.Logger = logging.getLogger("aiorlinf.link")
 
 COPY_INLINE_BYTES = 1 << 20
 """Smaller copies are done on the loop: a thread costs more than they do."""
@@ -52,7 +52,7 @@ class SharedOut:
 
     def __init__(self, arena: Arena, open_writer: Callable[[], DescriptorWriter], changed: Callable[[str | None], None]) -> None:
         self.arena = arena
-        self.lent_bytes = 0
+        self.lent_bytes: int = 0
         self._open_writer = open_writer
         self._changed = changed
         self._writer: DescriptorWriter | None = None

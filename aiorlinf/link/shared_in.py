@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedIn", "Views"]
 
-log = logging.getLogger("aiorlinf.link")
+log: logging.Logger = logging.getLogger("aiorlinf.link")
 
 PASS_SECONDS = 10.0
 """A descriptor that was sent has not come by then: it never will."""

@@ -26,7 +26,7 @@ class Sink:
         self._index = 0
         self._offset = 0
         self.done = 0
-        self.total = sum(map(len, self._views))
+        self.total: int = sum(map(len, self._views))
 
     def view(self, limit: int) -> memoryview:
         """The next writable piece, at most `limit` bytes, never empty.
@@ -68,8 +68,8 @@ class DiscardSink:
     __slots__ = ("_scratch", "done", "total")
 
     def __init__(self) -> None:
-        self.done = 0
-        self.total = 0
+        self.done: int = 0
+        self.total: int = 0
 
     def view(self, limit: int) -> memoryview:
         return _SCRATCH[:limit]

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LinkTable"]
 
-log = logging.getLogger("aiorlinf.link")
+log: logging.Logger = logging.getLogger("aiorlinf.link")
 
 _MAX_UNPROVEN = 256
 _RETRY_FIRST_SECONDS = 0.02
@@ -117,7 +117,7 @@ class LinkTable:
         self._passes_on = False
         self._emulation: Emulation | None = None
         self.device: torch.device | None = None  # where tensors come to that were on accelerators, see `link.staging.Landing`
-        self.pool = TensorBufferPool(CollectiveConfig().tensor_buffer_pool.max_bytes)
+        self.pool: TensorBufferPool = TensorBufferPool(CollectiveConfig().tensor_buffer_pool.max_bytes)
         self.coding: Coding | None = None
         self._trimmer: Trimmer | None = None
         self._closed = False

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_EVENTS", "Trace", "TraceCalls"]
 
-log = logging.getLogger("aiorlinf")
+log: logging.Logger = logging.getLogger("aiorlinf")
 
 DEFAULT_EVENTS = 1_000_000
 _CLOCK_S = 2.0

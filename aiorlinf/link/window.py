@@ -26,10 +26,10 @@ class ReceiveWindow:
     __slots__ = ("consumed", "outstanding", "reported", "size")
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size: int = size
         self.outstanding = 0
         self.consumed = 0
-        self.reported = 0
+        self.reported: int = 0
 
     def arrive(self, cost: int) -> None:
         """Charge.

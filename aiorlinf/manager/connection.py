@@ -42,11 +42,11 @@ class ManagerConnection(asyncio.Protocol):
         on_closed: Callable[[LinkError | ClosedError], None],
     ) -> None:
         self.peer: Hello | None = None  # set once the handshake is done
-        self.local_host = ""  # our address of this connection, once connected
-        self.peer_host = ""  # the peer's address of this connection, once connected
-        self.remote = ""  # the same with its port, for messages
-        self.ended = False  # the other side closed it, in an orderly way
-        self.retryable = True  # if it is closed before the handshake is done: whether another try may succeed
+        self.local_host: str = ""  # our address of this connection, once connected
+        self.peer_host: str = ""  # the peer's address of this connection, once connected
+        self.remote: str = ""  # the same with its port, for messages
+        self.ended: bool = False  # the other side closed it, in an orderly way
+        self.retryable: bool = True  # if it is closed before the handshake is done: whether another try may succeed
         self._handshake = handshake
         self._time_limit_s = time_limit_s
         self._on_ready = on_ready

@@ -30,10 +30,10 @@ class EmbeddedManager:
     """
 
     def __init__(self, runner: _Runner) -> None:
-        self.address = runner.service.address
-        self.token = runner.token
-        self.job = runner.service.job
-        self.config = runner.service.config
+        self.address: str = runner.service.address
+        self.token: bytes = runner.token
+        self.job: str = runner.service.job
+        self.config: JobConfig = runner.service.config
         self._runner: _Runner | None = runner
 
     def __repr__(self) -> str:
@@ -67,11 +67,11 @@ class _Runner:
     """The thread, its loop and the service on it."""
 
     def __init__(self, config: JobConfig, token: bytes, job: str | None, hosting: Hosting) -> None:
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         self.token = token
         self.users = 0
-        self.host = hosting.host
-        self.service = ManagerService(config=config, token=token, job=job, expected=hosting.expected, lives=hosting.lives)
+        self.host: str | None = hosting.host
+        self.service: ManagerService = ManagerService(config=config, token=token, job=job, expected=hosting.expected, lives=hosting.lives)
         self._started: Future[None] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None

@@ -25,7 +25,7 @@ from aiorlinf.trace.clock import Reading
 
 __all__ = ["Keeper", "Owner"]
 
-log = logging.getLogger("aiorlinf.manager")
+log: logging.Logger = logging.getLogger("aiorlinf.manager")
 
 _ATTEMPT_S = 3600.0  # of reaching the manager again, with pauses in between; after it we begin anew
 _WHOLE_S = 4.0  # so long it may take until all are back at a manager that was started anew
@@ -73,8 +73,8 @@ class Keeper:
     def __init__(
         self, owner: Owner, worker: WorkerAddress, manager: str, token: bytes | None, limits: NetworkConfig | None, tls: Tls | None = None
     ) -> None:
-        self.mirror = Mirror()
-        self.config = JobConfig()
+        self.mirror: Mirror = Mirror()
+        self.config: JobConfig = JobConfig()
         self.away_since: float | None = None
         self._whole_at = 0.0  # by then all workers are back at a manager that was started anew
         self.registration: Registration | None = None

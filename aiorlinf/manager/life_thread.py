@@ -18,7 +18,7 @@ class LifeThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.SelectorEventLoop()
-        self.users = 0
+        self.users: int = 0
         self._pid = os.getpid()
         # daemon: an exit without close must be prompt, and with the process its connections end
         self._thread = threading.Thread(target=self._run, name="aiorlinf heartbeat", daemon=True)

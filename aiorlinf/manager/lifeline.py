@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Lifeline"]
 
-log = logging.getLogger("aiorlinf.manager")
+log: logging.Logger = logging.getLogger("aiorlinf.manager")
 
 _LOOP_ANSWERS_S = 0.5
 """A loop that has not had a turn in this time is called blocked."""
@@ -58,7 +58,7 @@ class Lifeline:
         self.on_news: Callable[[News], None] = lambda _: None
         self.on_dead: Callable[[DeclaredDead], None] = lambda _: None
         self.make_report: Callable[[], dict[str, Any]] = dict
-        self.local_host = ""
+        self.local_host: str = ""
         self._home = home
         self._worker = worker
         self._pid = os.getpid()

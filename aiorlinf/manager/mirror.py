@@ -45,7 +45,7 @@ class Mirror:
 
     def __init__(self) -> None:
         self.own: Identity | None = None
-        self.lives = Lives()
+        self.lives: Lives = Lives()
         self.names: dict[Named, Mapping[str, str]] = {}
         self._records: dict[WorkerAddress, WorkerRecord] = {}
         self._linked: dict[WorkerAddress, Identity] = {}

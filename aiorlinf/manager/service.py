@@ -101,11 +101,11 @@ class ManagerService:
             raise AuthenticationError("a manager needs a job token", hint="set AIORLINF_TOKEN, or pass a random token")
         if recover and job is None:
             raise UsageError("a manager can only recover a job whose id it is given")
-        self.config = config or JobConfig()
-        self.job = secrets.token_hex(8) if job is None else job
-        self.address = ""  # host:port that workers connect to, once started
-        self.max_unproven = max_unproven()  # connections that may be in the handshake at once; the oldest is dropped for the next
-        self.refused = 0  # connections that did not get through the handshake
+        self.config: JobConfig = config or JobConfig()
+        self.job: str = secrets.token_hex(8) if job is None else job
+        self.address: str = ""  # host:port that workers connect to, once started
+        self.max_unproven: int = max_unproven()  # connections that may be in the handshake at once; the oldest is dropped for the next
+        self.refused: int = 0  # connections that did not get through the handshake
         self._token = token
         self._epoch_ns = time.time_ns() - time.monotonic_ns()  # of the job's clock, see `trace.clock`
         self._tick_s = 0.0
@@ -400,7 +400,7 @@ class _Session:
     def __init__(self, service: ManagerService, number: SessionId) -> None:
         self.id = number
         self.alive = asyncio.Event()  # set by a pong
-        self.connection = ManagerConnection(
+        self.connection: ManagerConnection = ManagerConnection(
             service.handshake(),
             service.config.cluster.network.handshake_timeout_s,
             on_ready=lambda _: service.ready(self),

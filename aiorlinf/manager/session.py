@@ -40,7 +40,7 @@ class ManagerSession:
         on_lost: LostCallback | None,
     ) -> None:
         self.address = address
-        self.job = hello.job or ""
+        self.job: str = hello.job or ""
         self.peer = hello
         self.registration: Registration | None = None
         self._connection = connection
@@ -51,7 +51,7 @@ class ManagerSession:
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._reason: LinkError | ClosedError | None = None  # why the connection ended, once it did
-        self.unanswered = 0
+        self.unanswered: int = 0
 
     def __repr__(self) -> str:
         who = "no worker" if self.registration is None else str(self.registration.identity)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["host_manager", "meet_manager"]
 
-log = logging.getLogger("aiorlinf.manager")
+log: logging.Logger = logging.getLogger("aiorlinf.manager")
 
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 0.5

@@ -20,7 +20,7 @@ from aiorlinf.wire.handshake import BEGINNING_BYTES, wrong_beginning
 
 __all__ = ["Door"]
 
-log = logging.getLogger("aiorlinf")
+log: logging.Logger = logging.getLogger("aiorlinf")
 
 _AT_ONCE = 32
 _PAUSE_S = 0.05

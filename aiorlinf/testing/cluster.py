@@ -56,7 +56,7 @@ class LocalCluster:
         self._living: dict[WorkerAddress, Worker] = {}
         self._all: list[Worker] = []
         loaded = None if config is None else load_config(config)
-        self.manager = ManagerThread(loaded, expected=self._initial if closed else None, route=self._route)
+        self.manager: ManagerThread = ManagerThread(loaded, expected=self._initial if closed else None, route=self._route)
 
     async def __aenter__(self) -> Self:
         await self.start_manager()

@@ -41,9 +41,9 @@ class ManagerThread:
     def __init__(
         self, config: JobConfig | None = None, *, job: str = "test", expected: Iterable[str] | None = None, route: Route | None = None
     ) -> None:
-        self.config = config or JobConfig()
-        self.token = random_token()
-        self.address = ""
+        self.config: JobConfig = config or JobConfig()
+        self.token: bytes = random_token()
+        self.address: str = ""
         self._job = job
         self._expected = None if expected is None else list(expected)
         self._route = route

@@ -79,8 +79,8 @@ class Recorded:
     """
 
     def __init__(self) -> None:
-        self.first = math.inf
-        self.last = 0.0
+        self.first: float = math.inf
+        self.last: float = 0.0
         self._links: dict[int, tuple[str, str, int]] = {}
         self._out: dict[tuple[int, int], _Out] = {}
         self._in: dict[int, _In] = {}

@@ -192,8 +192,8 @@ class _Handshake:
         self.hello = hello
         self._hello_frame = encode_hello(hello) if frame is None else frame
         self.remote = remote
-        self.state = HandshakeState.PREAMBLE
-        self.leftover = b""  # bytes after the handshake, once done
+        self.state: HandshakeState = HandshakeState.PREAMBLE
+        self.leftover: bytes = b""  # bytes after the handshake, once done
         self.peer_library: str | None = None  # the peer's library version, once its preamble is here
         self._token = token
         nonce = os.urandom(_NONCE_BYTES) if nonce is None else nonce
@@ -341,7 +341,7 @@ class ClientHandshake(_Handshake):
                 return False
             self._check_version(peer)
             out.append(Write(self._proof(b"client", self._preamble.raw, peer.raw)))
-            self.state = HandshakeState.PROOF
+            self.state: HandshakeState = HandshakeState.PROOF
             return True
         if self.state is HandshakeState.PROOF:
             return self._take_verdict(out)
@@ -422,7 +422,7 @@ class ServerHandshake(_Handshake):
                 return False
             out.append(Write(self._preamble.raw))  # before the check: the client learns both versions too
             self._check_version(peer)
-            self.state = HandshakeState.PROOF
+            self.state: HandshakeState = HandshakeState.PROOF
             return True
         if self.state is HandshakeState.PROOF:
             proof = self._take(_PROOF_BYTES)

@@ -141,7 +141,7 @@ class Leaf:
     __slots__ = ("_memory", "_raw", "spec", "tensor")
 
     def __init__(self, spec: LeafSpec, tensor: torch.Tensor | None, memory: torch.Tensor | None, raw: memoryview | None) -> None:
-        self.spec = spec
+        self.spec: LeafSpec = spec
         self.tensor = tensor
         self._memory = memory
         self._raw = raw

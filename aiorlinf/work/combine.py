@@ -29,8 +29,8 @@ class Part(OutsideWaiter):
     def __init__(self, whole: Combination[Any], index: int, work: AsyncWork[Any]) -> None:
         super().__init__()
         self.whole = whole
-        self.index = index
-        self.work = work
+        self.index: int = index
+        self.work: AsyncWork[Any] = work
 
     def _settled(self, work: AsyncWork[Any]) -> None:
         home = self.whole._home

@@ -26,10 +26,10 @@ class Failure:
     def __init__(self, error: BaseException, operation: str, code: CodeType, lasti: int) -> None:
         self.error = error
         self.trace: TracebackType | None = error.__traceback__  # raised again from here each time, so that it does not grow
-        self.operation = operation
-        self.code = code
-        self.lasti = lasti
-        self.seen = False
+        self.operation: str = operation
+        self.code: CodeType = code
+        self.lasti: int = lasti
+        self.seen: bool = False
 
     def __del__(self) -> None:
         if self.seen or sys.is_finalizing():

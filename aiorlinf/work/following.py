@@ -42,7 +42,7 @@ class ForeignSource(OutsideWaiter):
     def __init__(self, follower: FollowingWork[Any], work: AsyncWork[Any]) -> None:
         super().__init__()
         self.follower = follower
-        self.work = work
+        self.work: AsyncWork[Any] = work
 
     def _settled(self, work: AsyncWork[Any]) -> None:
         try:

@@ -67,10 +67,10 @@ class LoopHome:
     def __init__(self, loop: asyncio.AbstractEventLoop, *, name: str = "aiorlinf") -> None:
         self.loop = loop
         self.name = name
-        self.thread_id = threading.get_ident()
+        self.thread_id: int = threading.get_ident()
         self.turns = 0
-        self.debug = loop.get_debug()
-        self.closed = False
+        self.debug: bool = loop.get_debug()
+        self.closed: bool = False
         self.forked = False
         self.trace: Tracer | None = None
         self._tasks: set[asyncio.Task[Any]] = set()  # the loop itself holds tasks only weakly

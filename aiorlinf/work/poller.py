@@ -50,11 +50,11 @@ class Watch(Entry):
     counts = False
 
     def __init__(self, poller: CompletionPoller, completion: Completion, work: AsyncWork[Any], value_fn: Callable[[], Any] | None) -> None:
-        self.poller = poller
-        self.completion = completion
-        self.work = work
+        self.poller: CompletionPoller = poller
+        self.completion: Completion = completion
+        self.work: AsyncWork[Any] = work
         self.value_fn = value_fn
-        self.over = False
+        self.over: bool = False
 
     def _settled(self, work: AsyncWork[Any]) -> None:
         if not self.over:  # cancelled, or failed by somebody else

@@ -44,7 +44,7 @@ class Callback(Entry):
 
     def __init__(self, fn: Callable[[Any], object], context: Context, loop: asyncio.AbstractEventLoop | None) -> None:
         self.fn = fn
-        self.context = context
+        self.context: Context = context
         self.loop = loop
 
     def _settled(self, work: AsyncWork[Any]) -> None:
@@ -65,7 +65,7 @@ class OutsideWaiter(Entry):
     __slots__ = ("live",)
 
     def __init__(self) -> None:
-        self.live = False
+        self.live: bool = False
 
 
 class LoopWaiter(OutsideWaiter):
@@ -92,7 +92,7 @@ class ThreadWaiter(OutsideWaiter):
 
     def __init__(self, lock: LockType) -> None:
         super().__init__()
-        self.lock = lock
+        self.lock: LockType = lock
 
     def _settled(self, work: AsyncWork[Any]) -> None:
         self.lock.release()

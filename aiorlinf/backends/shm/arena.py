@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Arena", "ArenaStats", "Region"]
 
-log = logging.getLogger("aiorlinf.link")
+log: logging.Logger = logging.getLogger("aiorlinf.link")
 
 FIRST_BYTES = 4 << 20
 """The first segment. To make one takes about half a millisecond for each MiB, for which the first message of its kind has to wait; so they
@@ -61,11 +61,11 @@ class Region:
     __slots__ = ("arena", "holders", "offset", "segment", "size")
 
     def __init__(self, arena: Arena, segment: Segment, offset: int, size: int) -> None:
-        self.arena = arena
-        self.segment = segment
-        self.offset = offset
-        self.size = size
-        self.holders = 1
+        self.arena: Arena = arena
+        self.segment: Segment = segment
+        self.offset: int = offset
+        self.size: int = size
+        self.holders: int = 1
 
     def hold(self) -> None:
         """See `Arena.hold`."""
@@ -114,7 +114,7 @@ class Arena:
     def __init__(self, home: LoopHome, max_bytes: int, segment_bytes: int) -> None:
         self.home = home
         self.max_bytes = max_bytes
-        self.segment_bytes = align(segment_bytes, PAGE)
+        self.segment_bytes: int = align(segment_bytes, PAGE)
         self.bytes = 0
         self.on_drop: Callable[[int], None] = lambda number: None
         self.on_idle: Callable[[], None] | None = None

@@ -64,7 +64,7 @@ class DescriptorListener:
         attach: Callable[[str, int, DescriptorReader], bool],
         shut: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        self.name = abstract_name("fd")
+        self.name: str = abstract_name("fd")
         self._loop = loop
         self._key = key
         self._attach = attach

@@ -47,7 +47,7 @@ class Mapping:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
         self.address: int = address
-        self.size = size
+        self.size: int = size
         self._unmap: Callable[[int, int], int] = calls.munmap  # at the interpreter's end the module may be gone before the last view
         # What NumPy needs to make an array of this memory; the array refers to this object.
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, False)}

@@ -31,7 +31,7 @@ class Regions:
     __slots__ = ("_free", "_taken", "size", "used")
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size: int = size
         self.used = 0
         self._free: list[tuple[int, int]] = [(0, size)]
         self._taken: dict[int, int] = {}

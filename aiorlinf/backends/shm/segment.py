@@ -44,10 +44,10 @@ class Segment:
     __slots__ = ("__weakref__", "_array", "_mapping", "address", "fd", "number", "size")
 
     def __init__(self, number: int, fd: int, mapping: Mapping) -> None:
-        self.number = number
-        self.size = mapping.size
+        self.number: int = number
+        self.size: int = mapping.size
         self.fd = fd
-        self.address = mapping.address
+        self.address: int = mapping.address
         self._mapping = mapping
         self._array: Any = np.asarray(mapping)  # refers to the mapping, as does every view: it ends with the last of them
 

@@ -21,7 +21,7 @@ from aiorlinf.launch.ray.ticket import Ticket
 
 __all__ = ["NAMESPACE", "ChannelActor", "actor_options", "use_actors_for_channels"]
 
-log = logging.getLogger("aiorlinf.channel")
+log: logging.Logger = logging.getLogger("aiorlinf.channel")
 
 NAMESPACE = "aiorlinf"
 """Ray's namespace for the detached ones; their names have the job's token in no form, only its manager's address."""

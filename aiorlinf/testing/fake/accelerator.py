@@ -58,7 +58,7 @@ class FakeAccelerator:
         self.faults: list[Fault] = []
         self.self_moving = self_moving
         self.limbo = False
-        self.copies = 0
+        self.copies: int = 0
         self._devices = devices
         self._ticks = ticks
         self._chance = random.Random(seed)

@@ -62,7 +62,7 @@ class Memory:
     def __init__(self, nbytes: int) -> None:
         self._raw = (ctypes.c_uint8 * (nbytes + _ALIGNMENT))()
         start = ctypes.addressof(self._raw)
-        self.address = start + -start % _ALIGNMENT
+        self.address: int = start + -start % _ALIGNMENT
         self.nbytes = nbytes
         ctypes.memset(self.address, _POISON, nbytes)
 

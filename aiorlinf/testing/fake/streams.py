@@ -52,9 +52,9 @@ class Operation:
     __slots__ = ("keeps", "run", "ticks", "waits_for", "what")
 
     def __init__(self, what: str, run: Callable[[], object] | None, ticks: int, waits_for: FakeEvent | None = None) -> None:
-        self.what = what
+        self.what: str = what
         self.run = run
-        self.ticks = ticks
+        self.ticks: int = ticks
         self.waits_for = waits_for
         self.keeps: list[object] = []
 
