@@ -98,6 +98,14 @@ async def test_a_put_has_happened_or_not(ends: Ends) -> None:
     await ends.ends_well()
 
 
+async def test_what_does_not_wait_has_happened_or_not_too(ends: Ends) -> None:
+    for count, turns in enumerate(points(60)[::2]):
+        cancelled, _ = await cancelled_after(turns, lambda: ends.put.put_nowait(item(count)))  # noqa: B023  # run at once
+        gone, got = await cancelled_after(turns, ends.get.get_nowait) if not cancelled else (True, None)
+        assert ([] if gone else [number(got)]) + await ends.rest() == ([] if cancelled else [count])
+    await ends.ends_well()
+
+
 async def test_a_put_that_has_to_wait_for_room(ends: Ends) -> None:
     for count, turns in enumerate(points(60)):
         for full in range(4):
@@ -155,23 +163,64 @@ async def test_a_lease_gives_back_unless_the_block_has_ended(ends: Ends) -> None
     await ends.ends_well()
 
 
+async def steps_of(kind: str, channel: Channel[Any]) -> AsyncIterator[Any]:
+    """A loop over the channel, whose next value can be asked for and which can be left."""
+    if kind == "async for":
+        async for content in channel:
+            yield content
+    else:
+        async with channel.prefetch(2) if kind == "prefetch" else channel.batches(2, ahead=2) as stream:
+            async for content in stream:
+                yield content
+
+
+@pytest.mark.parametrize("kind", ["async for", "prefetch", "batches"])
+async def test_a_loop_takes_what_it_was_given_and_leaves_the_rest(ends: Ends, kind: str) -> None:
+    for count, turns in enumerate(points(80)):
+        numbers = [4 * count + each for each in range(4)]
+        for each in numbers:
+            await ends.put.put(item(each))
+        steps = steps_of(kind, ends.get)
+        cancelled, got = await cancelled_after(turns, steps.__anext__)
+        first = [] if cancelled else [number(content) for content in got] if kind == "batches" else [number(got)]
+        await steps.aclose()  # type: ignore[attr-defined]  # it is a generator
+        assert first + await ends.rest() == numbers
+    await ends.ends_well()
+
+
+@pytest.mark.parametrize("kind", ["prefetch", "batches"])
+async def test_a_loop_whose_leaving_is_cancelled_gives_back_all_the_same(ends: Ends, kind: str) -> None:
+    for count, turns in enumerate(points(80)[::2]):
+        numbers = [4 * count + each for each in range(4)]
+        for each in numbers:
+            await ends.put.put(item(each))
+        stream = ends.get.prefetch(3) if kind == "prefetch" else ends.get.batches(1, ahead=2)
+        got = await stream.__anext__()
+        first = [number(content) for content in got] if kind == "batches" else [number(got)]
+        await cancelled_after(turns, stream.aclose)
+        await stream.aclose()
+        assert first + await ends.rest() == numbers
+    await ends.ends_well()
+
+
 async def test_peeking_and_counting_change_nothing(ends: Ends) -> None:
     for count in range(3):
         await ends.put.put(item(count))
     for turns in points(80)[::3]:
-        for look in (ends.get.peek_all, ends.get.qsize, ends.put.full, ends.put.stats):
+        for look in (ends.get.peek_all, ends.get.qsize, ends.get.empty, ends.put.full, ends.put.stats):
             await cancelled_after(turns, look)
     assert await ends.rest() == [0, 1, 2]
     await ends.ends_well()
 
 
-async def test_closing_goes_on_when_nobody_waits_for_it(cluster: LocalCluster) -> None:
+@pytest.mark.parametrize("how", ["close", "shutdown"])
+async def test_closing_goes_on_when_nobody_waits_for_it(cluster: LocalCluster, how: str) -> None:
     put, get = cluster["w:0"], cluster["w:1"]
     for count, turns in enumerate(points(60)[::3]):
         channel = await put.create_channel(f"n{count}", worker="c")
         await channel.put(item(count))
         other: Channel[Any] = await get.connect_channel(f"n{count}")
-        await cancelled_after(turns, channel.close)
+        await cancelled_after(turns, channel.close if how == "close" else channel.shutdown)
         assert number(await other.get(timeout=20)) == count
         if turns:
             with pytest.raises(ChannelClosed):
