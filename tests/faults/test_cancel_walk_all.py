@@ -26,7 +26,7 @@ def awaitable(cls: type) -> list[str]:
     found = []
     for name, method in inspect.getmembers(cls, inspect.isfunction):
         returned = str(inspect.signature(method).return_annotation)
-        waits = re.search(r"^Any$|AsyncWork|Awaitable|Coroutine|AsyncIterator|Prefetch|Lease|Inbox|Membership|_Lease|AbstractAsync", returned)
+        waits = re.search(r"^Any$|AsyncWork|Awaitable|Coroutine|AsyncIterator|Prefetch|Lease|Inbox|Membership|AbstractAsync", returned)
         if not name.startswith("_") and (waits or inspect.iscoroutinefunction(method)) and f"{cls.__name__}.{name}" not in AT_ONCE:
             found.append(name)
     return found
