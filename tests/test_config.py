@@ -15,7 +15,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiorlinf import config as config_module
 from aiorlinf.config import (
     ClusterConfig,
     CollectiveConfig,
@@ -28,6 +27,7 @@ from aiorlinf.config import (
     option,
     option_docs,
 )
+from aiorlinf.config.reading import read_section
 from aiorlinf.errors import ConfigError
 
 DEFAULT_YAML = Path(__file__).parents[1] / "config" / "default.yaml"
@@ -464,7 +464,7 @@ class _Emulation:
 
 def test_sections_within_lists_and_mappings() -> None:
     def load(data: dict[str, Any]) -> _Emulation:
-        return config_module._section(_Emulation, data, "x")
+        return read_section(_Emulation, data, "x")
 
     made = load({"name": "n", "pairs": [{"src": "a", "delay_ms": 2}], "sizes": {"big": 3}})
     assert made == _Emulation("n", True, (_Pair("a", 2.0),), {"big": 3})
