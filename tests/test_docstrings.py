@@ -38,5 +38,6 @@ def test_an_example(test: doctest.DocTest) -> None:
 
 def test_the_first_calls_of_a_user_have_one() -> None:
     names = {test.name for test in EXAMPLES}
-    for name in ("worker.init", "channel.channel.Channel.local", "work.combine.wait_all", "work.combine.wait_first", "config.loading.load_config"):
+    works = ("work.combine.wait_all", "work.combine.wait_first")
+    for name in ("worker.init", "channel.channel.Channel.local", "config.loading.load_config", *works):
         assert f"aiorlinf.{name}" in names
