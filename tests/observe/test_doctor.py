@@ -178,6 +178,36 @@ def test_a_stranger_at_the_port_is_said(answer: bytes) -> None:
         found = list(peer.meet(*listener.getsockname()[:2]))
         thread.join(20)
     assert levels(found)["peer"] == {Level.GOOD, Level.PROBLEM}
+    assert "is not `aiorlinf doctor --listen`" in found[-1].text
+    assert "AIORLINF_MANAGER" in found[-1].remedy
+
+
+def test_a_manager_and_one_who_says_nothing_are_no_doctors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "_SECONDS", 0.3)
+    with aiorlinf.init("a:0", loop="thread") as comm:
+        found = list(peer.meet(*parse_endpoint(comm.manager_address)))
+    assert "a job's manager or another program" in found[-1].text
+    with bind_listener("127.0.0.1") as silent:
+        found = list(peer.meet(*silent.getsockname()[:2]))
+    assert "says nothing for 0.3 s" in found[-1].text
+
+
+def test_a_doctor_who_goes_away_in_the_middle_is_another_matter() -> None:
+    with bind_listener("127.0.0.1") as listener:
+        listener.setblocking(True)
+
+        def leaves() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b'{"hello": "aiorlinf-doctor-1"}\n')
+
+        thread = threading.Thread(target=leaves)
+        thread.start()
+        found = list(peer.meet(*listener.getsockname()[:2]))
+        thread.join(20)
+    assert "broke" in found[-1].text
+    assert "ended" in found[-1].remedy
 
 
 @pytest.mark.parametrize("greeting", [b"GET / HTTP/1.1\r\n\r\n", b'{"hello": "aiorlinf-doctor-1", "port": 70000}\n', b"x" * 100_000])

@@ -25,6 +25,10 @@ _PINGS = 9
 _BULK_BYTES = 32 << 20
 _PIECE = bytes(1 << 18)
 _MUCH_OFFSET_SECONDS = 0.1
+_NO_DOCTOR = (
+    "run `aiorlinf doctor --listen` there, of this version, and give its port here; to test a job's manager, set AIORLINF_MANAGER and"
+    " AIORLINF_TOKEN instead of --peer"
+)
 
 
 def _stranger() -> WireError:
@@ -130,20 +134,32 @@ def meet(host: str, port: int, listen_host: str | None = None) -> Iterator[Findi
         connection.settimeout(_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield Finding(Level.GOOD, "peer", f"{where} is reached")
-        try:
-            yield from _ask(_Lines(connection), listen_host or str(connection.getsockname()[0]))
-        except (OSError, AiorlinfError) as error:
-            yield Finding(
-                Level.PROBLEM, "peer", f"the conversation with {where} broke: {error}", "is it another version, or a proxy in between?"
-            )
+        lines = _Lines(connection)
+        own_host = listen_host or str(connection.getsockname()[0])
+        with bind_listener(own_host) as listener:
+            try:
+                _greet(lines, listener.getsockname()[1])
+            except (OSError, AiorlinfError) as error:
+                how = f"it says nothing for {_SECONDS:g} s" if isinstance(error, TimeoutError) else "it answers otherwise"
+                text = f"what listens at {where} is not `aiorlinf doctor --listen`, but a job's manager or another program: {how}"
+                yield Finding(Level.PROBLEM, "peer", text, _NO_DOCTOR)
+                return
+            try:
+                yield from _ask(lines, own_host, listener)
+            except (OSError, AiorlinfError) as error:
+                text = f"the conversation with {where} broke: {error}"
+                yield Finding(Level.PROBLEM, "peer", text, "was that doctor ended, or is there a firewall or a proxy in between?")
 
 
-def _ask(lines: _Lines, own_host: str) -> Iterator[Finding]:
-    with bind_listener(own_host) as listener:
+def _greet(lines: _Lines, port: int) -> None:
+    lines.send(hello=_GREETING, port=port)
+    if lines.receive().get("hello") != _GREETING:
+        raise _stranger()
+
+
+def _ask(lines: _Lines, own_host: str, listener: socket.socket) -> Iterator[Finding]:
+    with listener:
         port = listener.getsockname()[1]
-        lines.send(hello=_GREETING, port=port)
-        if lines.receive().get("hello") != _GREETING:
-            raise _stranger()
         yield from _clocks(lines)
         error = lines.receive().get("error")
         yield _way_back(format_endpoint(own_host, port), str(error or ""))
