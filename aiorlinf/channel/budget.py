@@ -18,7 +18,7 @@ class ByteBudget:
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
-        self.used = 0
+        self.used: int = 0
         self._waiting: OrderedDict[Callable[[], None], None] = OrderedDict()
 
     def fits(self, nbytes: int) -> bool:

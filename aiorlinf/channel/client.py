@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from aiorlinf.link.link import Link
     from aiorlinf.link.pending import PendingOperation
     from aiorlinf.wire.manifest import Manifest
+    from aiorlinf.work.home import LoopHome
 
 __all__ = ["Conversation", "PutSide"]
 
@@ -73,7 +74,7 @@ class Conversation:
 
     def __init__(self, exchange: Exchange, host: WorkerAddress, on_end: Callable[[Conversation], None]) -> None:
         self.exchange = exchange
-        self.home = exchange.home
+        self.home: LoopHome = exchange.home
         self.host = host
         self.ports: dict[int, PutSide] = {}
         self.cause: Callable[[], AiorlinfError] | None = None

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from aiorlinf.collective.exchange import Exchange
     from aiorlinf.link.pending import PendingOperation
     from aiorlinf.work.base import AsyncWork
+    from aiorlinf.work.home import LoopHome
 
 __all__ = ["ChannelHost"]
 
@@ -62,7 +63,7 @@ class ChannelHost:
         on_idle: Callable[[], None] = lambda: None,
     ) -> None:
         self.exchange = exchange
-        self.home = exchange.home
+        self.home: LoopHome = exchange.home
         self.sessions: dict[WorkerAddress, Session] = {}
         self._publish = publish
         self._on_idle = on_idle

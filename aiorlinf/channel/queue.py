@@ -70,8 +70,8 @@ class ChannelQueue:
         self.roster: Roster = Roster(name, producers)
         self.dispatch: Dispatch = Dispatch(name, policy)
         self.told: deque[Told] = deque() if told is None else told
-        self.length = 0
-        self.admitted = 0
+        self.length: int = 0
+        self.admitted: int = 0
         self.waits: Waits = Waits()
         self.came: RateMeter = RateMeter()
         self.went: RateMeter = RateMeter()

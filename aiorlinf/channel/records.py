@@ -83,10 +83,10 @@ class Consumer:
         self.pending_items: int = 0
         self.pending_weight: float = 0.0
         self.pending_bytes: int = 0
-        self.busy_seconds = 0.0
+        self.busy_seconds: float = 0.0
         self.head_start: float = 0.0
         self.speed_meter: Speed = Speed()
-        self.asking = 0
+        self.asking: int = 0
         self.taken: RateMeter = RateMeter()
         self.redeliveries: int = 0
         self.open: dict[Delivery, None] = {}  # handed over, neither taken nor given back
@@ -254,9 +254,9 @@ class Put(Item):
         self.slot: int = 0
         self.state: int = 0  # NEW
         self.seq = 0
-        self.consumer = None
-        self.since = 0.0
-        self.back = 0.0
+        self.consumer: Consumer | None = None
+        self.since: float = 0.0
+        self.back: float = 0.0
         self.redeliveries = 0
 
 
@@ -287,7 +287,7 @@ class Get:
         number: int = 0,
     ) -> None:
         self.consumer: Consumer = consumer
-        self.key = key
+        self.key: Key = key
         self.target: float | None = target
         self.nowait: bool = nowait
         self.lease: bool = lease
@@ -314,7 +314,7 @@ class Delivery:
 
     def __init__(self, get: Get, items: list[Item], given: float) -> None:
         self.get: Get = get
-        self.items = items
+        self.items: list[Item] = items
         self.given: float = given
         if len(items) == 1:
             self.weight: float = items[0].weight

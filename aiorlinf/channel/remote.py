@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from aiorlinf.channel.landing import Wish
     from aiorlinf.channel.records import Key
     from aiorlinf.channel.settings import ChannelSettings
+    from aiorlinf.work.home import LoopHome
 
 __all__ = ["RemotePort"]
 
@@ -98,7 +99,7 @@ class RemotePort:
     """
 
     def __init__(self, conversation: Conversation, settings: ChannelSettings) -> None:
-        self.home = conversation.home
+        self.home: LoopHome = conversation.home
         self.name: str = settings.name
         self.settings = settings
         self.number: int = conversation.next_port()

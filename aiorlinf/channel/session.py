@@ -26,6 +26,7 @@ from aiorlinf.errors import AiorlinfError, ChannelClosed, PeerLeft, WireError
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from aiorlinf.address import WorkerAddress
     from aiorlinf.channel.affinity import Affinity
@@ -73,8 +74,8 @@ class Session:
         self.ended: bool = False
         self.exchange: Exchange = host.exchange
         self.link: Link | None = host.exchange.table.peek(peer)
-        self.clock = time.monotonic
-        self.work_off = host.work_off
+        self.clock: Callable[[], float] = time.monotonic
+        self.work_off: Callable[[], None] = host.work_off
         self.intake: Intake = Intake(self)
         self.handout: Handout = Handout(self)
         self._host = host

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aiorlinf.channel.landing import Wish
     from aiorlinf.channel.records import Key
     from aiorlinf.channel.remote import RemotePort
+    from aiorlinf.work.home import LoopHome
 
 __all__ = ["SpreadPort"]
 
@@ -41,7 +42,7 @@ class _Part(GetCall):
         call = whole.call
         super().__init__(port, call.key, call.target, call.nowait, call.lease, call.seconds)
         self.work = call.work
-        self.wish = call.wish
+        self.wish: Wish = call.wish
         self.whole: _SpreadGet = whole
 
     def fail(self, error: BaseException) -> None:
@@ -141,7 +142,7 @@ class SpreadPort:
     def __init__(
         self, node: str, primary: RemotePort, own: RemotePort, nodes: dict[str, str], open_replica: Callable[[str], AsyncWork[RemotePort]]
     ) -> None:
-        self.home = primary.home
+        self.home: LoopHome = primary.home
         self.name: str = primary.name
         self.primary = primary
         self.own = own

@@ -40,7 +40,7 @@ class Piece:
 
     def __init__(self, head: bytes, body: memoryview, original: int, lease: BufferLease | None) -> None:
         self.head: bytes = head
-        self.body = body
+        self.body: memoryview = body
         self.original: int = original
         self._lease = lease
 
@@ -177,7 +177,7 @@ class LeafCompressor:
             raise ValueError(f"chunks of {chunk_bytes} bytes; from {MIN_CHUNK} to {MAX_CHUNK} are possible")
         self.raw: RawReason | None = None
         self.committed: bool = False
-        self.running = 0
+        self.running: int = 0
         self._src = byte_view(src)
         self._contexts = contexts
         self._buffers = buffers

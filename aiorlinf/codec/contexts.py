@@ -40,8 +40,8 @@ class ContextPool:
 
     def __init__(self, make: Callable[[], Context], limit: int | None) -> None:
         self.limit = limit
-        self.made = 0
-        self.waits = 0
+        self.made: int = 0
+        self.waits: int = 0
         self._make = make
         self._idle: list[Context] = []
         self._waiters: deque[asyncio.Future[Context]] = deque()

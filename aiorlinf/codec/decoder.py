@@ -84,7 +84,7 @@ class Decoder:
     """
 
     def __init__(self, home: LoopHome, contexts: Callable[[int], ContextPool], *, at_once: int = THREADS) -> None:
-        self.running = 0
+        self.running: int = 0
         self._home = home
         self._contexts = contexts
         self._at_once = at_once

@@ -57,7 +57,7 @@ class Encoder:
     """
 
     def __init__(self, home: LoopHome, *, at_once: int = THREADS) -> None:
-        self.running = 0
+        self.running: int = 0
         self._home = home
         self._at_once = at_once
         self._queue: deque[_Entry] = deque()

@@ -130,8 +130,8 @@ class PayloadCompressor:
         self._ahead = 0  # bytes of tried leaves that were begun and not taken
         self._ready: deque[_Part] = deque()
         self._lent: list[Piece] = []
-        self.taken = 0
-        self.borrows = False
+        self.taken: int = 0
+        self.borrows: bool = False
         self._emit()
 
     # ---- compressing

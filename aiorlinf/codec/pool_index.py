@@ -57,13 +57,13 @@ class PoolIndex(Generic[B]):
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes: int = max_bytes
-        self.leased_bytes = 0
-        self.cached_bytes = 0
-        self.hits = 0
+        self.leased_bytes: int = 0
+        self.cached_bytes: int = 0
+        self.hits: int = 0
         self.misses: int = 0
         self.unpooled: int = 0
-        self.evictions = 0
-        self.trims = 0
+        self.evictions: int = 0
+        self.trims: int = 0
         # By capacity: idle buffers with the period in which they came back, the latest last. Its pages are the likeliest in the cache.
         self._idle: dict[int, deque[tuple[int, B]]] = {}
         self._capacities: list[int] = []  # sorted keys of _idle

@@ -46,18 +46,18 @@ class CompressionStats:
     )
 
     def __init__(self, parent: CompressionStats | None = None) -> None:
-        self.parent = parent
-        self.tensors = 0
-        self.bytes_before = 0
-        self.bytes_after = 0
-        self.compress_s = 0.0
+        self.parent: CompressionStats | None = parent
+        self.tensors: int = 0
+        self.bytes_before: int = 0
+        self.bytes_after: int = 0
+        self.compress_s: float = 0.0
         self.raw_chunks: Counter[RawReason] = Counter()
         self.raw: Counter[RawReason] = Counter()
-        self.raw_bytes = 0
-        self.received = 0
-        self.received_before = 0
-        self.received_after = 0
-        self.decompress_s = 0.0
+        self.raw_bytes: int = 0
+        self.received: int = 0
+        self.received_before: int = 0
+        self.received_after: int = 0
+        self.decompress_s: float = 0.0
 
     @property
     def ratio(self) -> float:

@@ -80,9 +80,9 @@ class Circle:
 
     def __init__(self, exchange: Exchange, members: Sequence[WorkerAddress], context: int) -> None:
         self.exchange = exchange
-        self.members = tuple(members)
+        self.members: tuple[WorkerAddress, ...] = tuple(members)
         self.local: WorkerAddress = exchange.local
-        self.others = tuple(member for member in members if member != exchange.local)
+        self.others: tuple[WorkerAddress, ...] = tuple(member for member in members if member != exchange.local)
         self.context = context
         self.digest: str = hashlib.blake2b("\n".join(sorted(members)).encode(), digest_size=6).hexdigest()
         self.changes: Changes = Changes()
@@ -96,7 +96,7 @@ class Circle:
         self._listening: AsyncWork[Any] | None = None
         self._free_slots: list[int] = []
         self._next_slot = itertools.count(_FIRST_SLOT)
-        self.contexts = (context,)
+        self.contexts: tuple[int] = (context,)
         exchange.table.reporters.add(self)
 
     # ---- operations

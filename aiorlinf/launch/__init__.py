@@ -22,4 +22,4 @@ class _CallablePackage(types.ModuleType):
 
 
 sys.modules[__name__].__class__ = _CallablePackage
-__signature__ = inspect.signature(launch)  # for those who ask what the package can be called with
+__signature__: inspect.Signature = inspect.signature(launch)  # for those who ask what the package can be called with

@@ -63,7 +63,7 @@ class End:
     """
 
     def __init__(self, *, signals: bool = True) -> None:
-        self.event = asyncio.Event()
+        self.event: asyncio.Event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._asked = False
         self._watching: asyncio.Task[None] | None = None

@@ -48,7 +48,7 @@ class WorkerFailed(AiorlinfError):
         super().__init__(f"{message}: {last}" if last else message, **fields)
         self.worker = worker
         self.returncode = returncode
-        self.stderr = tuple(stderr)
+        self.stderr: tuple[str, ...] = tuple(stderr)
 
 
 @dataclass(frozen=True, slots=True)

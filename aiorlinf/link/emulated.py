@@ -25,6 +25,8 @@ from aiorlinf.wire.frames import HEADER, FrameType
 if TYPE_CHECKING:
     from typing import Any
 
+    from aiorlinf.link.sink import DiscardSink, Sink
+
 __all__ = ["Book", "EmulatedConnection"]
 
 Book = Callable[[Route, int, Callable[[Booking], None]], None]
@@ -62,10 +64,10 @@ class EmulatedConnection:
     ) -> None:
         self.paused: bool = False
         self.max_frame_bytes: int = connection.max_frame_bytes
-        self.on_data = link.on_data
-        self.on_frame = link.on_frame
-        self.on_chunk = link.on_chunk
-        self.before_flush = link.before_flush
+        self.on_data: Callable[[int, int, memoryview], None] = link.on_data
+        self.on_frame: Callable[[int, int, int, memoryview], None] = link.on_frame
+        self.on_chunk: Callable[[int], Sink | DiscardSink] = link.on_chunk
+        self.before_flush: Callable[[], None] = link.before_flush
         self._loop = loop
         self._connection = connection
         self._link = link

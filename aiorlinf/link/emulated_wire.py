@@ -42,8 +42,8 @@ class EmulatedWire(Generic[T]):
     """
 
     def __init__(self, route: Route) -> None:
-        self.backlog = 0
-        self.under_way = 0
+        self.backlog: int = 0
+        self.under_way: int = 0
         self._delay = route.delay_s
         self._limited = route.rate is not None
         self._slice = 0 if route.rate is None else slice_bytes(route.rate)

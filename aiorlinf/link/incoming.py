@@ -57,7 +57,7 @@ class Receive(StreamOrdered):
     def __init__(self, key: int, tensor_out: torch.Tensor | None = None, *, with_sender: bool = False) -> None:
         self.work: AsyncWork[Any] | None = None
         self.key: int = key
-        self.tensor_out = tensor_out
+        self.tensor_out: torch.Tensor | None = tensor_out
         self.with_sender: bool = with_sender
         self.cancelled: bool = False
         self.message: Incoming | None = None
@@ -172,9 +172,9 @@ class Content:
     )
 
     def __init__(self, manifest: Manifest | None, spec: LeafSpec | None, total: int) -> None:
-        self.manifest = manifest
+        self.manifest: Manifest | None = manifest
         self.head: bytes = b""
-        self.spec = spec
+        self.spec: LeafSpec | None = spec
         self.total: int = total
         self.tensors: list[torch.Tensor] = []
         self.held: Held | None = None
@@ -284,10 +284,10 @@ class Whole(Incoming):
     is_tensor = False
     want_reply = False
     complete = True
-    content = None
-    receive = None
-    value = None
-    error = None
+    content: Content | None = None
+    receive: Receive | None = None
+    value: Any = None
+    error: AiorlinfError | None = None
     queued = False
 
     def __init__(self, key: int, order: int, body: bytes, charged: int) -> None:

@@ -31,8 +31,8 @@ class Ledger:
     __slots__ = ("_kept", "_lent", "_start", "_told", "received", "written")
 
     def __init__(self) -> None:
-        self.written = 0
-        self.received = 0
+        self.written: int = 0
+        self.received: int = 0
         self._told = 0
         self._start = 0  # position of the first byte in `_kept`
         self._kept: deque[bytes | memoryview] = deque()

@@ -151,7 +151,7 @@ class Link:
         self.sender: Sender = Sender(home, config.chunk_bytes, local, remote)
         self.receiver: Receiver = Receiver(home, self.mailbox, config, local, remote)
         self.receiver.tensor_sends_waiting = self.sender.tensors_waiting
-        self.on_data = self.receiver.on_data
+        self.on_data: Callable[[int, int, memoryview], None] = self.receiver.on_data
         self._conn: FrameWriter | None = None
         self._on_end = on_end
         self._left = False

@@ -88,7 +88,7 @@ class Loan:
         self.segment: Segment = segment
         self.offset: int = hold.place[1]
         self.size: int = hold.size
-        self.lent = 0
+        self.lent: int = 0
         self.shown: int = 0
         self._root = root
         self._hold = hold

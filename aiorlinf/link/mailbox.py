@@ -56,9 +56,9 @@ class Mailbox:
 
     def __init__(self, owner: Any, wildcards: dict[int, Wildcard], orders: Iterator[int]) -> None:
         self.owner: Any = owner
-        self.wildcards = wildcards
+        self.wildcards: dict[int, Wildcard] = wildcards
         self._streams: dict[int, _Stream] = {}
-        self.orders = orders
+        self.orders: Iterator[int] = orders
 
     def next_order(self) -> int:
         """The position of the message that is being announced, among all that this worker gets."""

@@ -128,7 +128,7 @@ class Outgoing(StreamOrdered):
         self.flags: int = flags
         self.body: bytes | None = body
         self.head: int = head
-        self.flat = flat
+        self.flat: Flat | None = flat
         self.manifest: bytes = manifest
         self.total: int = total
         self.state: int = State.QUEUED

@@ -74,7 +74,7 @@ class Placement:
 
     def __init__(self, region: Lendable | None, owned: Mapping[int, Lendable]) -> None:
         self.region = region
-        self.owned = owned
+        self.owned: Mapping[int, Lendable] = owned
         self.names: dict[int, int] = {}
         self.lent: int = 0
         self.back: Callable[[], None] | None = None

@@ -94,7 +94,7 @@ class Receiver:
         self.trace: LinkTrace | None = None
         self.messages: int = 0
         self.payload_bytes: int = 0
-        self.mismatches = 0
+        self.mismatches: int = 0
         self.opened: dict[int, Incoming] = {}
         self.tensor_sends_waiting: Callable[[], bool] = lambda: False
         self.on_late: Callable[[], None] = lambda: None

@@ -25,7 +25,7 @@ class Sink:
         self._views = [view for view in views if len(view)]
         self._index = 0
         self._offset = 0
-        self.done = 0
+        self.done: int = 0
         self.total: int = sum(map(len, self._views))
 
     def view(self, limit: int) -> memoryview:

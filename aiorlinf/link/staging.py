@@ -258,7 +258,7 @@ class Departure:
 
     def __init__(self, flat: Flat, devices: dict[torch.device, tuple[Runtime, int, Event]]) -> None:
         self._flat = flat
-        self.devices = devices
+        self.devices: dict[torch.device, tuple[Runtime, int, Event]] = devices
 
     @classmethod
     def of(cls, flat: Flat) -> Departure | None:

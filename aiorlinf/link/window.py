@@ -27,8 +27,8 @@ class ReceiveWindow:
 
     def __init__(self, size: int) -> None:
         self.size: int = size
-        self.outstanding = 0
-        self.consumed = 0
+        self.outstanding: int = 0
+        self.consumed: int = 0
         self.reported: int = 0
 
     def arrive(self, cost: int) -> None:

@@ -138,8 +138,9 @@ class ManagerClient(ManagerSession):
             "life": life,
         }
         _check_arguments(message)
-        self.registration = Registration.from_dict(await self._request(message, timeout))
-        return self.registration
+        registration = Registration.from_dict(await self._request(message, timeout))
+        self.registration: Registration | None = registration
+        return registration
 
     async def lookup(self, address: str, timeout: float | None = None, above: int = 0) -> WorkerRecord:
         """Where a worker is. Waits until it registers, up to ``timeout`` seconds (None: as long as the manager is there).

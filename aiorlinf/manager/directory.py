@@ -85,7 +85,7 @@ class Directory:
         lives: int = 0,
     ) -> None:
         self.job = job
-        self.config = config
+        self.config: Mapping[str, Any] | None = config
         self._silence = silence
         self._expected = None if expected is None else {WorkerAddress(address) for address in expected}
         self._began = self._expected and frozenset(self._expected)

@@ -17,7 +17,7 @@ class LifeThread:
     """A loop in a thread, shared by its users; made by `acquire_life_thread`, each use is ended by `release`."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.SelectorEventLoop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop()
         self.users: int = 0
         self._pid = os.getpid()
         # daemon: an exit without close must be prompt, and with the process its connections end

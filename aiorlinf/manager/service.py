@@ -399,7 +399,7 @@ class _Session:
 
     def __init__(self, service: ManagerService, number: SessionId) -> None:
         self.id = number
-        self.alive = asyncio.Event()  # set by a pong
+        self.alive: asyncio.Event = asyncio.Event()  # set by a pong
         self.connection: ManagerConnection = ManagerConnection(
             service.handshake(),
             service.config.cluster.network.handshake_timeout_s,

@@ -79,7 +79,7 @@ class LeakError(AssertionError):
     """Something was left behind. ``leaks`` lists it, ``grace`` is how many seconds it was given to go."""
 
     def __init__(self, leaks: Sequence[Leak], grace: float) -> None:
-        self.leaks = tuple(leaks)
+        self.leaks: tuple[Leak, ...] = tuple(leaks)
         self.grace = grace
         lines = "".join(f"\n  {leak}" for leak in leaks)
         super().__init__(f"left behind, and still there after {grace:g} s:{lines}")

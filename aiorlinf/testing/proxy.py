@@ -69,7 +69,7 @@ class Proxy:
     """
 
     def __init__(self, *plans: Plan) -> None:
-        self.accepted = 0
+        self.accepted: int = 0
         self.carried = 0
         self._plans = deque(plans or (Plan(),))
         self._loop = asyncio.get_running_loop()

@@ -102,11 +102,11 @@ def _tasks_of_loop(scope: Any) -> Callable[..., Any]:
     return tasks_of_loop
 
 
-tasks_of_function_loop = _tasks_of_loop("function")
-tasks_of_class_loop = _tasks_of_loop("class")
-tasks_of_module_loop = _tasks_of_loop("module")
-tasks_of_package_loop = _tasks_of_loop("package")
-tasks_of_session_loop = _tasks_of_loop("session")
+tasks_of_function_loop: Any = _tasks_of_loop("function")
+tasks_of_class_loop: Any = _tasks_of_loop("class")
+tasks_of_module_loop: Any = _tasks_of_loop("module")
+tasks_of_package_loop: Any = _tasks_of_loop("package")
+tasks_of_session_loop: Any = _tasks_of_loop("session")
 
 
 def _grace(request: pytest.FixtureRequest) -> float:

@@ -38,7 +38,7 @@ class Recorder:
 
     def __init__(self, home: LoopHome, path: str | os.PathLike[str], limit: int) -> None:
         self.events: list[Event] = []
-        self.dropped = 0
+        self.dropped: int = 0
         self.record: Callable[[Event], object] = self.events.append
         self._home = home
         self._path = os.fspath(path)

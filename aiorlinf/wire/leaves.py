@@ -142,7 +142,7 @@ class Leaf:
 
     def __init__(self, spec: LeafSpec, tensor: torch.Tensor | None, memory: torch.Tensor | None, raw: memoryview | None) -> None:
         self.spec: LeafSpec = spec
-        self.tensor = tensor
+        self.tensor: torch.Tensor | None = tensor
         self._memory = memory
         self._raw = raw
 

@@ -28,7 +28,7 @@ class Part(OutsideWaiter):
 
     def __init__(self, whole: Combination[Any], index: int, work: AsyncWork[Any]) -> None:
         super().__init__()
-        self.whole = whole
+        self.whole: Combination[Any] = whole
         self.index: int = index
         self.work: AsyncWork[Any] = work
 

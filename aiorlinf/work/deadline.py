@@ -68,7 +68,7 @@ class Timer(Entry):
     counts = False
 
     def __init__(self, make_error: Callable[[float], BaseException] | None, near: Callable[[], None] | None = None) -> None:
-        self.make_error = make_error
+        self.make_error: Callable[[float], BaseException] | None = make_error
         self.near = near
         self.handle: asyncio.TimerHandle | None = None
 

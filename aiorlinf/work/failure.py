@@ -24,7 +24,7 @@ class Failure:
     __slots__ = ("code", "error", "lasti", "operation", "seen", "trace")
 
     def __init__(self, error: BaseException, operation: str, code: CodeType, lasti: int) -> None:
-        self.error = error
+        self.error: BaseException = error
         self.trace: TracebackType | None = error.__traceback__  # raised again from here each time, so that it does not grow
         self.operation: str = operation
         self.code: CodeType = code

@@ -41,7 +41,7 @@ class ForeignSource(OutsideWaiter):
 
     def __init__(self, follower: FollowingWork[Any], work: AsyncWork[Any]) -> None:
         super().__init__()
-        self.follower = follower
+        self.follower: FollowingWork[Any] = follower
         self.work: AsyncWork[Any] = work
 
     def _settled(self, work: AsyncWork[Any]) -> None:

@@ -28,7 +28,7 @@ class LoopThread:
     """
 
     def __init__(self, name: str) -> None:
-        self.loop = uvloop.new_event_loop()
+        self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._started = threading.Event()
         self.home: LoopHome
         self._closing: AsyncWork[Any] | None = None

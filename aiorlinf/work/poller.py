@@ -53,7 +53,7 @@ class Watch(Entry):
         self.poller: CompletionPoller = poller
         self.completion: Completion = completion
         self.work: AsyncWork[Any] = work
-        self.value_fn = value_fn
+        self.value_fn: Callable[[], Any] | None = value_fn
         self.over: bool = False
 
     def _settled(self, work: AsyncWork[Any]) -> None:

@@ -43,9 +43,9 @@ class Callback(Entry):
     counts = False
 
     def __init__(self, fn: Callable[[Any], object], context: Context, loop: asyncio.AbstractEventLoop | None) -> None:
-        self.fn = fn
+        self.fn: Callable[[Any], object] = fn
         self.context: Context = context
-        self.loop = loop
+        self.loop: asyncio.AbstractEventLoop | None = loop
 
     def _settled(self, work: AsyncWork[Any]) -> None:
         work._mark_seen()
@@ -75,7 +75,7 @@ class LoopWaiter(OutsideWaiter):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
-        self.loop = loop
+        self.loop: asyncio.AbstractEventLoop = loop
         self.future: asyncio.Future[bool] = loop.create_future()
 
     def _settled(self, work: AsyncWork[Any]) -> None:

@@ -115,7 +115,7 @@ class Arena:
         self.home = home
         self.max_bytes = max_bytes
         self.segment_bytes: int = align(segment_bytes, PAGE)
-        self.bytes = 0
+        self.bytes: int = 0
         self.on_drop: Callable[[int], None] = lambda number: None
         self.on_idle: Callable[[], None] | None = None
         self._next_bytes = self._first_bytes = min(FIRST_BYTES, self.segment_bytes)

@@ -50,7 +50,7 @@ class Mapping:
         self.size: int = size
         self._unmap: Callable[[int, int], int] = calls.munmap  # at the interpreter's end the module may be gone before the last view
         # What NumPy needs to make an array of this memory; the array refers to this object.
-        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, False)}
+        self.__array_interface__: dict[str, Any] = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, False)}
 
     def make_pages(self) -> bool:
         """Give the file all its pages now, huge ones where the system has them. Blocks: call it in a private thread.

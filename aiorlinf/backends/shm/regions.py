@@ -32,7 +32,7 @@ class Regions:
 
     def __init__(self, size: int) -> None:
         self.size: int = size
-        self.used = 0
+        self.used: int = 0
         self._free: list[tuple[int, int]] = [(0, size)]
         self._taken: dict[int, int] = {}
 

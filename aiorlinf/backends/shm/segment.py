@@ -46,7 +46,7 @@ class Segment:
     def __init__(self, number: int, fd: int, mapping: Mapping) -> None:
         self.number: int = number
         self.size: int = mapping.size
-        self.fd = fd
+        self.fd: int = fd
         self.address: int = mapping.address
         self._mapping = mapping
         self._array: Any = np.asarray(mapping)  # refers to the mapping, as does every view: it ends with the last of them

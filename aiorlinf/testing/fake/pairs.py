@@ -36,10 +36,10 @@ class FakeMaker:
         self.missing: str | None = None
         self.unmakable: str | None = None
         self.broken: str | None = None
-        self.made = 0
+        self.made: int = 0
         self.failures = 0
         self.meetings: dict[str, deque[_Half]] = {}
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
 
     def problem(self) -> str | None:
         return self.missing

@@ -53,9 +53,9 @@ class Operation:
 
     def __init__(self, what: str, run: Callable[[], object] | None, ticks: int, waits_for: FakeEvent | None = None) -> None:
         self.what: str = what
-        self.run = run
+        self.run: Callable[[], object] | None = run
         self.ticks: int = ticks
-        self.waits_for = waits_for
+        self.waits_for: FakeEvent | None = waits_for
         self.keeps: list[object] = []
 
 
