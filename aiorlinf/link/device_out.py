@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from aiorlinf.backends.cuda_ipc import HANDLES_MAX_BYTES, encode_handles, ipc_problem
 from aiorlinf.backends.device_pairs import pair_maker
 from aiorlinf.backends.select import Choice, select_device_backend
+from aiorlinf.device.turns import OUTWARD, turns_of
 from aiorlinf.errors import AiorlinfError, BackendUnavailable
 from aiorlinf.link.device_facts import DeviceFacts
 from aiorlinf.link.memory import byte_tensor
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
     import torch
 
     from aiorlinf.device.runtime import Event
+    from aiorlinf.device.turns import Turn
     from aiorlinf.link.ways import PayloadLane
     from aiorlinf.wire.leaves import Leaf
+    from aiorlinf.work.home import LoopHome
 
 __all__ = ["DeviceHost", "DeviceOut", "DevicePlan", "device_leaves"]
 
@@ -42,6 +45,7 @@ _IPC_OUT = "ipc out"
 class DeviceHost(Protocol):
     """What this half needs of the sending half of the link."""
 
+    home: LoopHome
     local: str
     remote: str
     around_bytes: int
@@ -62,12 +66,14 @@ class DevicePlan:
         wanted, fallback: backend asked for, and whether another may stand in.
         same_host: the two workers share a host.
         emulated: why payloads have to stay on the link, None if they need not.
+        pair_problem: why no sockets of another library may be opened between the two, None if they may.
     """
 
     wanted: str
     fallback: bool
     same_host: bool
     emulated: str | None = None
+    pair_problem: str | None = None
 
 
 def device_leaves(out: Outgoing) -> list[Leaf]:
@@ -105,6 +111,8 @@ class DeviceOut:
         self._problems: dict[str, str] = {}  # backends that have failed
         self._unanswered: deque[Outgoing] = deque()
         self._unprepared: deque[Outgoing] = deque()
+        self._queued: dict[int, tuple[Outgoing, Turn]] = {}  # by message id: they wait for their turn on our device
+        self._turns: dict[int, Turn] = {}  # by message id: our device has been given them
         self._copying: dict[int, tuple[Outgoing, list[Event]]] = {}  # by message id: the peer copies from our memory
 
     # ---- which way
@@ -187,7 +195,13 @@ class DeviceOut:
             opens_own=here.opens_own,
             visible=bool(source) and source in peer.uuids,
         )
-        pair = self._problems.get("nccl") or here.pairs or peer.pairs or (None if self._lane is not None else "there is no lane")
+        pair = (
+            plan.pair_problem
+            or self._problems.get("nccl")
+            or here.pairs
+            or peer.pairs
+            or (None if self._lane is not None else "there is no lane")
+        )
         return select_device_backend(
             plan.wanted,
             fallback=plan.fallback,
@@ -261,18 +275,49 @@ class DeviceOut:
     # ---- pairs
 
     def _run_lane(self) -> None:
-        """Start what waits, in order: both sides post their transfers in the order of the START frames."""
+        """Start what waits, in order and when it is our turn on the device (`device.turns`): both sides post their transfers in the order
+        of the START frames."""
         lane = self._lane
         if lane is None or not self._unprepared:
             return
-        generation = lane.ready()
-        if generation is None:
+        if lane.ready() is None:
             lane.prepare(self._prepared)
             return
         while self._unprepared:
             out = self._unprepared.popleft()
             if self._wanted(out):
-                self._transfer(lane, generation, out)
+                self._queue(out)
+
+    def _queue(self, out: Outgoing) -> None:
+        assert out.departure is not None
+        ((runtime, index, _),) = out.departure.devices.values()
+        come = False
+
+        def go(turn: Turn) -> None:
+            nonlocal come
+            come = True
+            self._queued.pop(out.message_id, None)
+            self._come(out, turn)
+
+        turn = turns_of(runtime, index, OUTWARD).take(self, go, self._host.home.call_soon)
+        if not come:
+            self._queued[out.message_id] = (out, turn)
+
+    def _come(self, out: Outgoing, turn: Turn) -> None:
+        """It is our turn."""
+        lane = self._lane
+        if lane is None or not self._wanted(out):
+            turn.end()
+            return
+        generation = lane.ready()
+        if generation is None:  # the pair was lost meanwhile
+            turn.end()
+            self._unprepared.append(out)
+            if len(self._unprepared) == 1:
+                self._run_lane()
+            return
+        self._turns[out.message_id] = turn
+        self._transfer(lane, generation, out, turn)
 
     def _prepared(self, error: AiorlinfError | None) -> None:
         if error is None:
@@ -283,7 +328,7 @@ class DeviceOut:
             if self._wanted(out):
                 self._failed(out, "nccl", error.message)
 
-    def _transfer(self, lane: PayloadLane, generation: int, out: Outgoing) -> None:
+    def _transfer(self, lane: PayloadLane, generation: int, out: Outgoing, turn: Turn) -> None:
         assert out.departure is not None
         ((device, (runtime, index, ready)),) = out.departure.devices.items()
         maker = pair_maker(device.type)
@@ -296,7 +341,18 @@ class DeviceOut:
         out.carrier = "nccl"
         self._host.around_bytes += sum(leaf.numel() for leaf in leaves)
         self._host.begin_stream(out, None, Start(Via.NCCL, generation))
-        lane.send(generation, leaves, lambda error: self._transferred(out, generation, error))
+
+        def over(error: BaseException | None) -> None:
+            self._end_turn(out, turn)
+            self._transferred(out, generation, error)
+
+        lane.send(generation, leaves, over)
+
+    def _end_turn(self, out: Outgoing, turn: Turn | None) -> None:
+        if turn is not None:
+            turn.end()
+            if self._turns.get(out.message_id) is turn:
+                del self._turns[out.message_id]
 
     def _transferred(self, out: Outgoing, generation: int, error: BaseException | None) -> None:
         if out.lane_generation != generation:
@@ -313,6 +369,7 @@ class DeviceOut:
         self._copying.pop(out.message_id, None)
         if out.lane_generation and self._lane is not None:
             self._lane.drop_out(out.lane_generation, "the peer could not receive through it")
+            self._end_turn(out, self._turns.get(out.message_id))
         out.lane_generation = 0
         out.busy = True
         if out.state == State.SENT:
@@ -322,7 +379,13 @@ class DeviceOut:
 
     def close(self) -> None:
         """The link has ended."""
-        waiting = [*self._unanswered, *self._unprepared, *[out for out, _ in self._copying.values()]]
+        queued = [out for out, _ in self._queued.values()]
+        waiting = [*self._unanswered, *self._unprepared, *queued, *[out for out, _ in self._copying.values()]]
+        turns = [*[turn for _, turn in self._queued.values()], *self._turns.values()]
+        self._queued.clear()
+        self._turns.clear()
+        for turn in turns:  # what the device was given is aborted with the pair
+            turn.end()
         self._unanswered.clear()
         self._unprepared.clear()
         self._copying.clear()

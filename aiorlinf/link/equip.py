@@ -48,11 +48,7 @@ def equip(
     """
     collective = me.config.cluster.collective
     same_host = me.host_id == hello.host_id
-    gloo_problem = gloo_available()
-    if gloo_problem is None and me.config.cluster.network.port_range is not None:
-        gloo_problem = "Gloo listens on ports of its own choice, and cluster.network.port_range is set"
-    if gloo_problem is None and me.encrypted:
-        gloo_problem = "Gloo's sockets cannot be encrypted, and the job uses TLS"
+    gloo_problem = gloo_available() or _foreign_sockets("Gloo", me)
     shared_hello = hello.capabilities.get("shm")
     shared_hello = shared_hello if isinstance(shared_hello, dict) else {}
     shm_problem = memory.problem_with(shared_hello, same_host)
@@ -68,7 +64,7 @@ def equip(
     link.backend, link.reason = choice.name, choice.reason
     if emulated is not None and emulated not in link.reason:
         link.reason += f"; {emulated}"
-    plan = DevicePlan(me.backend, collective.fallback, same_host, emulated)
+    plan = DevicePlan(me.backend, collective.fallback, same_host, emulated, None if same_host else _foreign_sockets("NCCL", me))
     equip_devices(home, link, connection.send, plan, me.config.cluster.network.connect_timeout_s)
     threshold = max(collective.inline_max_bytes, 1)
     if shm_problem is None:
@@ -92,6 +88,15 @@ def equip(
         link.receiver.lane = pairs
         if choice.name == "gloo":
             link.sender.ways.append(LaneWay(link.sender, pairs, choice.required, lambda reason: _fall_back(link, reason)))
+
+
+def _foreign_sockets(library: str, me: Self) -> str | None:
+    """Why a library that opens sockets of its own, on any port and for anybody, may not do so in this job."""
+    if me.config.cluster.network.port_range is not None:
+        return f"{library} listens on ports of its own choice, and cluster.network.port_range is set"
+    if me.encrypted:
+        return f"{library}'s sockets cannot be encrypted, and the job uses TLS"
+    return None
 
 
 def _fall_back(link: Link, reason: str) -> None:

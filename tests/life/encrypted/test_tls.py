@@ -17,10 +17,13 @@ import pytest
 import torch
 
 from aiorlinf import Worker, init
+from aiorlinf.backends.device_pairs import register_pairs, unregister_pairs
 from aiorlinf.config import JobConfig, NetworkConfig, load_config
 from aiorlinf.errors import AuthenticationError, ConfigError, LinkError, PeerLeft, PeerLost, RendezvousError
 from aiorlinf.rendezvous.hosts import parse_endpoint
 from aiorlinf.rendezvous.tls import TLS_VARIABLES, tls_of
+from aiorlinf.testing.fake import FakeAccelerator
+from aiorlinf.testing.fake.pairs import FakeMaker
 from aiorlinf.wire.handshake import ClientHandshake, Hello
 from tests import peers
 from tests.life.certificates import Authority
@@ -233,3 +236,21 @@ def test_what_cannot_be_used_is_an_error_with_the_key(files: dict[str, str], for
     for changes, key in (({"ca": str(nothing)}, "ca"), ({"cert": str(nothing)}, "cert"), ({"key": foreign["key"]}, "cert")):
         with pytest.raises(ConfigError, match=rf"cluster\.network\.tls\.{key}: .* cannot be used"):
             tls_of(config({**files, **changes}).cluster.network, {})
+
+
+@pytest.mark.asyncio
+async def test_tensors_of_accelerators_go_over_encrypted_connections_too(files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    over_tcp(monkeypatch)
+    values = torch.arange(50_000, dtype=torch.int32)
+    with FakeAccelerator(2, seed=0, ticks=(1, 9)) as fake:
+        register_pairs("fake", FakeMaker(fake))
+        try:
+            async with manager(config=config(files)) as service, member("a:0", service, files) as a, member("b:0", service, files) as b:
+                sent = a.send(fake.late(values), "b:0")
+                assert torch.equal((await b.recv("a:0", timeout=20)).cpu(), values)
+                await sent
+                (stats,) = a.stats().links
+                assert stats.device_backend == "staging"
+                assert "NCCL's sockets cannot be encrypted" in stats.device_reason
+        finally:
+            unregister_pairs("fake")
