@@ -88,7 +88,8 @@ class Dialer:
                 return receiver
             if not told and loop.time() - begun > _SILENCE_S:
                 told = True
-                _log.warning("%s: the manager is not reached yet, trying on: %s", self._hello.address, self._tried())
+                who = "" if self._hello.address is None else f"{self._hello.address}: "  # a command has no address
+                _log.warning("%sthe manager is not reached yet, trying on: %s", who, self._tried())
             # jitter: a whole job that was refused must not come back in the same moment
             wait = pause * random.uniform(0.5, 1.5)
             pause = min(pause * 2, _LAST_PAUSE_S)
@@ -100,7 +101,7 @@ class Dialer:
             local=self._hello.address,
             address=self._address,
             elapsed=loop.time() - begun,
-            hint=f"check that the manager runs and that AIORLINF_MANAGER names it{self._tls_hint()}",
+            hint=f"check that the manager runs, and that its address, as given or from AIORLINF_MANAGER, is right{self._tls_hint()}",
         )
 
     def _tls_hint(self) -> str:

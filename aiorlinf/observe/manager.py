@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,7 +31,9 @@ def manager_options(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="the job's manager (default: AIORLINF_MANAGER, else that of your one job on this machine); its token is AIORLINF_TOKEN",
     )
-    parser.add_argument("--pid", type=int, metavar="PID", help="the job of this process of yours, a worker that `aiorlinf run` has started")
+    parser.add_argument(
+        "--pid", type=int, metavar="PID", help="the job of this process of yours: an `aiorlinf run`, or a worker that one has started"
+    )
 
 
 def find_access(manager: str | None, pid: int | None) -> Access:
@@ -40,10 +43,13 @@ def find_access(manager: str | None, pid: int | None) -> Access:
         UsageError: nothing leads to a manager, or several do; they are named.
     """
     if pid is not None:
-        found = _environment(pid)
-        if "AIORLINF_MANAGER" not in found:
-            raise UsageError(f"process {pid} is no worker of a job, or not yours", hint="name the manager with --manager HOST:PORT")
-        return found
+        for each in _family(pid):
+            found = _environment(each)
+            if "AIORLINF_MANAGER" in found:
+                return found
+        raise UsageError(
+            f"process {pid} is no worker of a job and has started none, or is not yours", hint="name the manager with --manager HOST:PORT"
+        )
     own = _taken(os.environ)
     address = manager or own.get("AIORLINF_MANAGER")
     if address is None:
@@ -54,7 +60,7 @@ def find_access(manager: str | None, pid: int | None) -> Access:
             raise UsageError("no manager", hint="give --manager HOST:PORT, or set AIORLINF_MANAGER, and AIORLINF_TOKEN to the job's token")
         if len(jobs) > 1:
             names = "; ".join(f"{address} ({', '.join(who)})" for address, (_, who) in sorted(jobs.items()))
-            raise UsageError(f"several jobs of yours run on this machine: {names}", hint="give --manager HOST:PORT")
+            raise UsageError(f"several jobs of yours run on this machine: {names}", hint="give --manager HOST:PORT or --pid PID")
         ((access, _),) = jobs.values()
         return access
     if own.get("AIORLINF_TOKEN"):
@@ -80,6 +86,23 @@ def jobs_here() -> dict[str, tuple[Access, list[str]]]:
     return found
 
 
+def _family(pid: int) -> list[int]:
+    """A process, and what it has started, nearest first. Linux; else the process alone."""
+    children: dict[int, list[int]] = {}
+    try:
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                # the name, in parentheses, may have anything in it; the parent is the second field behind it
+                parent = int(Path("/proc", entry, "stat").read_bytes().rpartition(b")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry))
+    except OSError:
+        pass
+    found = [pid]
+    for each in found:
+        found += sorted(children.get(each, ()))
+    return found
+
+
 def _environment(pid: int) -> Access:
     """Of a process of this user; empty if it cannot be seen."""
     folder = Path("/proc", str(pid))
@@ -96,8 +119,8 @@ def _taken(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[name] for name in _TAKEN if environment.get(name)}
 
 
-async def connect(access: Access, job: str | None = None) -> ManagerClient:
-    """A connection to the manager of that job (None: of whatever job it has).
+async def connect(access: Access, job: str | None = None, limit: float = _LIMIT_S) -> ManagerClient:
+    """A connection to the manager of that job (None: of whatever job it has), within so many seconds.
 
     Raises:
         AuthenticationError: no token, or another one than the job's; certificates that do not fit.
@@ -108,4 +131,4 @@ async def connect(access: Access, job: str | None = None) -> ManagerClient:
     from aiorlinf.manager.client import ManagerClient
 
     token = access.get("AIORLINF_TOKEN", "").encode("utf-8", "surrogateescape")
-    return await ManagerClient.connect(access["AIORLINF_MANAGER"], token, job, deadline=_LIMIT_S, tls=tls_of(None, access))
+    return await ManagerClient.connect(access["AIORLINF_MANAGER"], token, job, deadline=limit, tls=tls_of(None, access))

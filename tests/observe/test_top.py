@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,12 @@ import pytest
 
 from aiorlinf import init
 from aiorlinf.cli import main
-from aiorlinf.errors import UsageError
+from aiorlinf.errors import RendezvousError, UsageError
+from aiorlinf.manager import client as manager_client
 from aiorlinf.manager.protocol import WorkerRecord
 from aiorlinf.observe.job import JobState, WorkerState
-from aiorlinf.observe.manager import find_access
+from aiorlinf.observe.manager import connect, find_access
+from aiorlinf.observe.top import command
 from aiorlinf.observe.top.plain import plain_lines
 from aiorlinf.observe.top.rates import channel_figures, flows
 from aiorlinf.observe.top.view import as_json, heading, sections
@@ -180,10 +185,48 @@ def test_it_finds_the_job_that_runs_on_this_machine(tmp_path: Path) -> None:
         for _ in range(2):
             assert "joined" in job.stdout.readline()
         workers = subprocess.run(["ps", "-o", "pid=", "--ppid", str(job.pid)], capture_output=True, text=True, check=True).stdout.split()
-        command = [sys.executable, "-m", "aiorlinf", "top", "--once", "--interval", "1.1", "--pid", workers[-1]]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=child_env())
-        assert found.returncode == 0, found.stderr
-        assert "a:0 -> b:0 -> a:0" in found.stdout
+        for pid in (workers[-1], str(job.pid)):
+            line = [sys.executable, "-m", "aiorlinf", "top", "--once", "--interval", "1.1", "--pid", pid]
+            found = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False, env=child_env())
+            assert found.returncode == 0, found.stderr
+            assert "a:0 -> b:0 -> a:0" in found.stdout
     finally:
         job.terminate()
         job.communicate(timeout=20)
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_job_that_ends_meanwhile_is_no_error(once: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_AGAIN_S", 0.5)
+    with init("a:0", loop="thread") as comm:
+        access = {"AIORLINF_MANAGER": comm.manager_address, "AIORLINF_TOKEN": comm.token.decode()}
+        monkeypatch.setattr(command, "find_access", lambda manager, pid: access)
+        codes: list[int] = []
+        options = ["--plain", "--interval", "0.5", *(["--once"] if once else [])]
+        watching = threading.Thread(target=lambda: codes.append(main(["top", *options])))
+        looked = threading.Event()
+        really = manager_client.ManagerClient.inspect
+
+        async def inspect(*args: Any) -> Any:
+            answer = await really(*args)
+            looked.set()
+            return answer
+
+        monkeypatch.setattr(manager_client.ManagerClient, "inspect", inspect)
+        watching.start()
+        assert looked.wait(20)
+    watching.join(20)
+    shown = capsys.readouterr()
+    assert codes == [0], shown.err
+    assert "a:0" in shown.out
+    assert shown.err.splitlines()[-1] == "aiorlinf top: the job has ended"
+
+
+def test_a_command_that_reaches_no_manager_has_no_name(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiorlinf.manager.dial._SILENCE_S", 0.05)
+    with socket.socket() as idle:
+        idle.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{idle.getsockname()[1]}"
+        with pytest.raises(RendezvousError, match="as given or from AIORLINF_MANAGER"):
+            asyncio.run(connect({"AIORLINF_MANAGER": where, "AIORLINF_TOKEN": "t"}, limit=0.3))
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == ["the manager is not reached yet"]

@@ -11,11 +11,10 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from aiorlinf.errors import AiorlinfError, UsageError
+from aiorlinf.errors import AiorlinfError, RendezvousError, UsageError
 from aiorlinf.observe.manager import Access, connect, find_access, manager_options
 
 if TYPE_CHECKING:
-    from aiorlinf.manager.client import ManagerClient
     from aiorlinf.observe.job import JobState
     from aiorlinf.observe.top.screen import Screen
 
@@ -38,7 +37,10 @@ examples:
   aiorlinf top --once                       one look
   aiorlinf top --once --json | jq '.circles'
 
-exit codes: 0 all went well, 1 the manager was not reached or is lost, 2 wrong usage, 130 Ctrl-C."""
+exit codes: 0 all went well, or the job has ended meanwhile, 1 the manager was not reached, 2 wrong usage, 130 Ctrl-C."""
+
+_AGAIN_S = 3.0
+"""So long a manager that was lost may take to be back; after that, the job has ended."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -71,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         screen = None if args.json or args.plain or args.once else _screen(stack)
         with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-            runner.run(_watch(args, access, screen))
+            goes_on = runner.run(_watch(args, access, screen))
+    if not goes_on:
+        print("aiorlinf top: the job has ended", file=sys.stderr)
     return 0
 
 
@@ -86,7 +90,8 @@ def _screen(stack: contextlib.ExitStack) -> Screen | None:
     return stack.enter_context(open_screen())
 
 
-async def _watch(args: argparse.Namespace, access: Access, screen: Screen | None) -> None:
+async def _watch(args: argparse.Namespace, access: Access, screen: Screen | None) -> bool:
+    """Whether the job goes on."""
     from aiorlinf.observe.job import ask_job
 
     client = await connect(access)
@@ -99,27 +104,31 @@ async def _watch(args: argparse.Namespace, access: Access, screen: Screen | None
             try:
                 now = await ask_job(client)
             except AiorlinfError as error:
-                if args.once:
-                    raise
-                client = await _again(access, client, error, screen)
+                _tell(screen, f"{error.message}; trying to reach it again")
+                await client.close()
+                try:
+                    client = await connect(access, client.job, _AGAIN_S)
+                except AiorlinfError as lost:
+                    # Nobody listens there any more, or somebody else does. Otherwise the network may be at fault.
+                    if isinstance(lost, RendezvousError) and "refused" not in lost.message:
+                        raise
+                    if args.once:
+                        _show(args, screen, before, None)
+                    return False
                 continue
             _show(args, screen, now, before)
             if args.once:
-                return
+                return True
             before = now
     finally:
         await client.close()
 
 
-async def _again(access: Access, client: ManagerClient, error: AiorlinfError, screen: Screen | None) -> ManagerClient:
-    """The manager is lost. It may be started again, and then knows the job; if it is not, that is the end."""
+def _tell(screen: Screen | None, text: str) -> None:
     if screen is not None:
-        screen.show(f"the manager is lost, trying to reach it again: {error.message}", [], "")
+        screen.show(text, [], "")
     else:
-        print(f"aiorlinf top: {error.message}; trying to reach it again", file=sys.stderr)
-    with contextlib.suppress(AiorlinfError):
-        await client.close()
-    return await connect(access, client.job)
+        print(f"aiorlinf top: {text}", file=sys.stderr)
 
 
 def _show(args: argparse.Namespace, screen: Screen | None, now: JobState, before: JobState | None) -> None:
