@@ -80,6 +80,8 @@ class CodedSink(Sink):
         "spans",
     )
 
+    done: int
+
     def __init__(
         self,
         owner: CodedOwner,

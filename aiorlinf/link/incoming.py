@@ -293,5 +293,5 @@ class Whole(Incoming):
     def __init__(self, key: int, order: int, body: bytes, charged: int) -> None:
         self.key = key
         self.order = order
-        self.body = body
+        self.body: bytes | memoryview | None = body
         self.charged = charged
