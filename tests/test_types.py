@@ -154,7 +154,7 @@ def test_pyright_agrees() -> None:
 
 @pytest.mark.timeout(180)
 def test_pyright_knows_the_type_of_every_public_name(tmp_path: Path) -> None:
-    """No name, method or attribute has a type that each checker might see in another way: neither the public ones nor what they are made of."""
+    """No name, method or attribute has a type that each checker might see in another way, also of what the public ones are made of."""
     found = importlib.util.find_spec("aiorlinf")
     assert found is not None
     # It looks only at installed packages.
