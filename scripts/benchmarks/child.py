@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.benchmarks.contender import Contender, Effort, Place, load, missing_reason
+from scripts.benchmarks.own_core import ON_OWN_CORE, own_core
 from scripts.benchmarks.parent import die_with_parent
 
 __all__ = ["main"]
@@ -49,7 +50,8 @@ class Child:
                 return {}
             case "measure":
                 assert self.contender is not None
-                with self._profiled(f"{request['case']}-{request['variant']}"):
+                where = own_core(self.role) if request["case"] in ON_OWN_CORE else contextlib.nullcontext()
+                with where, self._profiled(f"{request['case']}-{request['variant']}"):
                     return {**await self.contender.measure(request["case"], request["variant"], Effort(**request["effort"]))}
             case "close":
                 if self.contender is not None:
