@@ -23,7 +23,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiorlinf.codec.forecast import at_best, expected
+from aiorlinf.codec.forecast import at_best, expected, on_the_wire
 from aiorlinf.codec.kind import RAW, Kind
 from aiorlinf.codec.trial import Measured
 
@@ -48,14 +48,18 @@ _SURE = 2
 """Messages after which something is known."""
 _HOPE = 0.8
 """What may come out of a first try, as a share of what is expected."""
+_SURE_RATE = 0.95
+"""Less than this share of what the link takes it will not be in any case."""
+_AS_HOPEFUL = 0.97
+"""Of what is about as hopeful, the easiest is tried first."""
 _SECOND_HOPE = 0.5
 """What may come out of a second try, as a share of the first, which has to make contexts, buffers and threads."""
-_WORTH_ANOTHER = 0.7
+_WORTH_ANOTHER = 0.85
 """What has been dearer than this share of the best, though it is expected to be cheaper, gets another chance."""
 _BAD_LUCK = 0.85
 """What else may come out of another chance, as a share of what is known."""
 _ANOTHER_AFTER = 4
-"""Messages, times the square of how many of its own are remembered."""
+"""Messages, times the square of how often it was tried in vain."""
 _COLD_S = 0.05
 _COLD_SHARE = 0.8
 """So much of a link's very first message, but not more than this share of it, may be due to its being the first."""
@@ -155,7 +159,7 @@ class Chooser:
                 continue
             hope = self._hope(kind, label, nbytes, rate, usual)
             if hope < limit and (usual is None or self._affords(kind, label, nbytes, rate, usual)):
-                chosen, limit, most = label, hope, hope
+                chosen, limit, most = label, hope * _AS_HOPEFUL, hope
         return chosen, most
 
     def _affords(self, kind: Kind, label: str, nbytes: int, rate: float, usual: float) -> bool:
@@ -169,7 +173,8 @@ class Chooser:
         outcomes = kind.of(label)
         known, latest = outcomes.cost, outcomes.latest
         if known is None or latest is None:
-            return self._expect(kind, label, nbytes, rate) * _HOPE
+            hope = self._expect(kind, label, nbytes, rate) * _HOPE
+            return hope if label == RAW or kind.able is None else max(hope, on_the_wire(kind.able[label], rate) * _SURE_RATE)
         hope, unsure = min(known, latest), outcomes.count < _SURE
         if unsure and label == RAW:
             share = 1 - _COLD_SHARE if len(self._rates) == 1 else _SECOND_HOPE
@@ -177,7 +182,11 @@ class Chooser:
         elif unsure:
             assert kind.able is not None
             hope = min(known, max(known * _SECOND_HOPE, at_best(kind.able[label], nbytes, rate, self._threads)))
-        if usual is None or label == kind.best or not (unsure or outcomes.since(kind.messages) > _ANOTHER_AFTER * outcomes.count**2):
+        if (
+            usual is None
+            or label == kind.best
+            or not (unsure or outcomes.since(kind.messages) > _ANOTHER_AFTER * max(outcomes.tries, 1) ** 2)
+        ):
             return hope
         hope = min(hope, known * _BAD_LUCK)
         if label != RAW and (forecast := self._expect(kind, label, nbytes, rate)) < usual * _WORTH_ANOTHER:

@@ -20,6 +20,7 @@ _WORTH_A_TRY = 1.01
 """A codec that makes samples less than so many times smaller can only be slower."""
 _OTHER_RATIO = 1.25
 _CLEARLY = 0.93
+_AS_GOOD = 1.03
 
 _CREDIT_MESSAGES = 4
 """Tries may cost as much as so many messages at first, and later never more than this at a time."""
@@ -70,7 +71,9 @@ class Kind:
         before, self.measured = self.measured, measured
         self.able = {label: found for label, found in measured.items() if found.ratio >= _WORTH_A_TRY}
         self._sampled_at = (now, self.messages)
-        if any(_differ(found.ratio, before[label].ratio) for label, found in measured.items() if label in before):
+        if any(
+            _differ(found.ratio, old.ratio) for label, found in measured.items() if (old := before.get(label)) and old.whole and found.whole
+        ):
             self._outcomes.clear()
             self.forecast.clear()
             self.best = self._credit = None
@@ -91,7 +94,11 @@ class Kind:
             self._outcomes = {label: self.of(label)}  # what has slowed this down may have slowed down the others
 
     def settle(self, labels: Iterable[str], now: float) -> float | None:
-        """Find the `best` of these and what it costs, None if none was used. The best so far stays if it is about as good."""
+        """Find the `best` of these, the easiest first, and what it costs, None if none was used.
+
+        The best so far stays if it is about as good and not harder. What is easier leaves more of the machine to others, and suffers less
+        where others use it.
+        """
         costs = {}
         for label in labels:
             outcomes = self.of(label)
@@ -101,10 +108,19 @@ class Kind:
         if not costs:
             self.best = None
             return None
-        best = min(costs, key=costs.__getitem__)
-        if self.best is None or self.best not in costs or costs[best] <= costs[self.best] * _CLEARLY:
+        least = min(costs.values())
+        best = next(label for label, cost in costs.items() if cost <= least * _AS_GOOD)
+        before = None if self.best is None else costs.get(self.best)
+        if before is None or costs[best] <= before * _CLEARLY or (costs[best] <= before and self._is_easier(best)):
             self.best = best
-        return costs[self.best]
+        best = self.best or best
+        self.of(best).tries = 0
+        return costs[best]
+
+    def _is_easier(self, label: str) -> bool:
+        """Than the best."""
+        labels = self.labels
+        return self.best in labels and labels.index(label) < labels.index(self.best)
 
     # ---- the price of tries
 

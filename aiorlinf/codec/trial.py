@@ -26,11 +26,13 @@ class Measured:
     Attributes:
         ratio: how many times smaller they got; 1.0 if they did not.
         compress, decompress: bytes (before compressing) per second of one core.
+        whole: it has seen all samples, and not only the first of them.
     """
 
     ratio: float
     compress: float
     decompress: float
+    whole: bool = True
 
 
 def take_pieces(leaves: Sequence[memoryview]) -> list[bytes]:
@@ -97,7 +99,7 @@ def _try(context: Context, pieces: Sequence[bytes], patience: float) -> Measured
     trips = [first] if slow else [_there_and_back(context, piece) for piece in pieces]
     before, after = sum(trip.before for trip in trips), sum(trip.after for trip in trips)
     compress, decompress = sum(trip.compress for trip in trips), sum(trip.decompress for trip in trips)
-    return Measured(before / max(after, 1), before / max(compress, 1e-9), before / max(decompress, 1e-9))
+    return Measured(before / max(after, 1), before / max(compress, 1e-9), before / max(decompress, 1e-9), whole=not slow)
 
 
 class _Trip(NamedTuple):
