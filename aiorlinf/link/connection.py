@@ -170,7 +170,10 @@ class Connection(asyncio.BufferedProtocol):
     def _write_eof(self) -> None:
         assert self.transport is not None
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            try:
+                self.transport.write_eof()
+            except OSError:  # the network, or the peer's death, has just ended it; the loop was about to tell
+                self.transport.abort()
         else:
             self.transport.close()  # with TLS no direction ends alone; what is queued still leaves
 

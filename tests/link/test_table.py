@@ -322,6 +322,28 @@ async def test_closing_says_what_it_could_not_deliver(problems: list[dict[str, A
 
 
 @pytest.mark.asyncio
+async def test_closing_in_the_moment_in_which_a_connection_breaks(problems: list[dict[str, Any]], caplog: pytest.LogCaptureFixture) -> None:
+    """The kernel knows already, the loop does not: the other links are closed in order all the same."""
+    async with workers("a:0", "b:0", "c:0") as (a, b, c):
+        for other in (b, c):
+            await asyncio.gather(a.send("x", other.address), other.recv("a:0"))
+        last = c.recv("a:0")
+        for link in a._table.links():
+            say_goodbye = link.say_goodbye
+
+            def break_and_say(link: Link = link, say_goodbye: Callable[[], None] = say_goodbye) -> None:
+                if link.remote == "b:0":
+                    break_connection(link)
+                say_goodbye()
+
+            link.say_goodbye = break_and_say  # type: ignore[method-assign]
+        await a.close()
+        with pytest.raises(PeerLeft, match="a:0#1"):
+            await last
+    assert "failed" not in caplog.text
+
+
+@pytest.mark.asyncio
 async def test_closing_does_not_wait_for_what_was_cancelled(problems: list[dict[str, Any]]) -> None:
     async with workers("a:0") as (a,):
         works = [a.send(number, "nobody:0") for number in range(5)]
