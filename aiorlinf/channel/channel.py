@@ -348,23 +348,36 @@ class Channel(Generic[T]):
     # ---- looking
 
     def qsize(self, *, key: Key = None) -> AsyncWork[int]:
-        """How many items can be taken: of all keys, or with `key` of that one. It may be wrong as soon as it is known."""
+        """How many items can be taken: of all keys, or with `key` of that one. It may be wrong as soon as it is known.
+
+        Raises:
+            UsageError, ClosedError: at the call.
+            PeerLost: the channel worker is gone.
+
+        Cancelling stops the waiting only.
+        """
         return self._ask("qsize", "length", key)
 
     def empty(self, *, key: Key = None) -> AsyncWork[bool]:
-        """Whether there is no item; see `qsize`."""
+        """Whether there is no item; raises and cancelling as `qsize`."""
         return self.qsize(key=key).then(_is_zero)
 
     def full(self) -> AsyncWork[bool]:
-        """Whether a put would have to wait."""
+        """Whether a put would have to wait; raises and cancelling as `qsize`."""
         return self._ask("full", "full", None)
 
     def peek_all(self, *, key: Key = None) -> AsyncWork[list[T]]:
-        """Copies of all items of one key, oldest first, which stay where they are. For debugging: all of them travel."""
+        """Copies of all items of one key, oldest first, which stay where they are. For debugging: all of them travel.
+
+        Raises and cancelling as `qsize`.
+        """
         return self._ask("peek_all", "peek", key)
 
     def stats(self) -> AsyncWork[ChannelStats]:
-        """Lengths, weights, rates and waiting times, for each key, consumer and producer. It can be printed."""
+        """Lengths, weights, rates and waiting times, for each key, consumer and producer. It can be printed.
+
+        Raises and cancelling as `qsize`. See `ChannelStats` for the units.
+        """
         return self._ask("stats", "stats", None)
 
     def _ask(self, operation: str, what: str, key: Key) -> AsyncWork[Any]:

@@ -42,6 +42,9 @@ class LoadBalancePolicy:
         Args:
             item: its key, weight, size in bytes and producer.
             consumers: at least one; see `Consumer` for what is known of each. Not to be changed.
+
+        Raises:
+            NotImplementedError: the policy does not say.
         """
         raise NotImplementedError
 

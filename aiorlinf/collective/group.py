@@ -196,6 +196,9 @@ class CollectiveGroup(CollectiveCalls):
         The work is done when the receiver has it. When tensors wait for their receive in both directions between two workers, they are
         accepted into memory of the library instead, so that sending first on both sides is no deadlock.
 
+        Args:
+            dst, tag, timeout: as for `send`; the time is in seconds.
+
         Raises:
             NonContiguousTensor, UnsupportedObject, UsageError, ClosedError: at the call.
             Mismatch: the receiver expects another dtype or shape, or called `recv`; on both sides, and nothing was written.
@@ -222,6 +225,9 @@ class CollectiveGroup(CollectiveCalls):
         """Receive the next tensor sent with `send_tensor` into `out`, a contiguous tensor of the same dtype and shape.
 
         Returns `out` itself.
+
+        Args:
+            src, tag, timeout: as for `recv`; the time is in seconds.
 
         Raises:
             NonContiguousTensor, UnsupportedObject, UsageError, ClosedError: at the call.

@@ -125,6 +125,8 @@ async def launch_async(
     """`launch` for asynchronous programs and notebooks. The job is run by a thread with a loop of its own, so it does not matter
     which loop awaits it nor whether that is busy.
 
+    Args and raises: as `launch`; `grace` and `timeout` are seconds.
+
     Cancelling ends the job as Ctrl-C does and returns when everything has ended; cancelling again does not wait for the grace.
     """
     spec = make_spec(target, workers, args, config, env, grace, prefix, timeout)

@@ -709,7 +709,7 @@ class AsyncWork(Generic[T]):
         return self._next
 
     def get_last_work(self) -> AsyncWork[Any]:
-        """The end of the chain of first then-steps; itself if it has none."""
+        """The end of the chain of first then-steps; itself if it has none. Cancelling that one cancels backwards, see `cancel`."""
         work: AsyncWork[Any] = self
         while work._next is not None:
             work = work._next
