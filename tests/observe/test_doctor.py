@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import socket
 import threading
@@ -83,8 +84,14 @@ def test_ports_that_are_taken_are_said() -> None:
         port = taken.getsockname()[1]
         config = load_config({"cluster": {"network": {"bind_host": "127.0.0.1", "port_range": [port, port]}}})
         found = list(network.check_ports(config.cluster.network))
+        wider = load_config({"cluster": {"network": {"bind_host": "127.0.0.1", "port_range": [port, port + 20]}}})
+        note = [each for each in network.check_ports(wider.cluster.network) if "taken" in each.text]
     assert levels(found) == {"listening": {Level.PROBLEM}}
     assert str(port) in found[0].text
+    assert "each worker of this machine needs one port" in str(found[0].remedy)
+    assert f"ss -ltnp 'sport >= :{port} and sport <= :{port}'" in str(found[0].remedy)
+    assert [each.level for each in note] == [Level.NOTE]
+    assert re.match(rf"\d+ of the 21 ports are taken: {port}\b", note[0].text)
 
 
 def test_an_interface_that_is_not_there_is_said() -> None:

@@ -57,6 +57,9 @@ def check_host_name() -> Iterator[Finding]:
     yield Finding(Level.GOOD, "host name", text)
 
 
+_FOR_EACH = "each worker of this machine needs one port of cluster.network.port_range for itself"
+
+
 def check_ports(network: NetworkConfig) -> Iterator[Finding]:
     """Whether a worker could listen as it is configured."""
     try:
@@ -64,12 +67,36 @@ def check_ports(network: NetworkConfig) -> Iterator[Finding]:
         with bind_listener(host, network.port_range) as listener:
             where = listener.getsockname()
     except AiorlinfError as error:
-        yield Finding(Level.PROBLEM, "listening", error.message, error.hint or "correct cluster.network")
+        remedy = error.hint or "correct cluster.network"
+        if network.port_range is not None:
+            remedy = f"{_FOR_EACH}: end what has them ({_who_has(network.port_range)} shows it), or choose others"
+        yield Finding(Level.PROBLEM, "listening", error.message, remedy)
         return
     span = "a port of the kernel's choice" if network.port_range is None else f"ports {network.port_range[0]} to {network.port_range[1]}"
     yield Finding(Level.GOOD, "listening", f"works on {where[0]}, {span}")
+    if network.port_range is not None and (taken := _taken(str(where[0]), network.port_range)):
+        ports = f"{', '.join(map(str, taken[:5]))}{', ...' if len(taken) > 5 else ''}"
+        text = f"{len(taken)} of the {network.port_range[1] - network.port_range[0] + 1} ports are taken: {ports}"
+        yield Finding(Level.NOTE, "listening", text, f"{_FOR_EACH}; {_who_has(network.port_range)} shows who has them")
     if is_loopback(str(where[0])):
         yield Finding(Level.NOTE, "listening", "on this machine only", "for several machines set cluster.network.bind_host or interface")
+
+
+def _taken(host: str, port_range: tuple[int, int]) -> list[int]:
+    """Those ports, of the first thousand, that nobody can listen on now."""
+    first, last = port_range
+    taken = []
+    for port in range(first, min(last, first + 999) + 1):
+        try:
+            bind_listener(host, (port, port)).close()
+        except AiorlinfError:
+            taken.append(port)
+    return taken
+
+
+def _who_has(port_range: tuple[int, int]) -> str:
+    first, last = port_range
+    return f"`ss -ltnp 'sport >= :{first} and sport <= :{last}'`"
 
 
 def _listening_host(network: NetworkConfig) -> str:
