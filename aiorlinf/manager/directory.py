@@ -113,7 +113,7 @@ class Directory:
             return []
         self._roster.heard(member)
         claimants, member.claimants = member.claimants, []
-        return [Refuse(claimant, request.id, self._taken(member, "which is alive")) for claimant, request in claimants]
+        return [Refuse(claimant, request.id, self._taken(member, "which is alive", request)) for claimant, request in claimants]
 
     def drop(self, session: SessionId, detail: str, *, broken: bool = False) -> list[Instruction]:
         """The connection is gone; ``broken``: otherwise than by being closed. Unknown sessions are ignored."""
@@ -187,7 +187,7 @@ class Directory:
             if holder is None:
                 return [Probe(session, request, member.session)]
             if holder == "alive":
-                return [Refuse(session, request.id, self._taken(member, "which is alive"))]
+                return [Refuse(session, request.id, self._taken(member, "which is alive", request))]
             member.claimants.append((session, request))
             return []
         if member is not None:
@@ -233,6 +233,10 @@ class Directory:
         for asker, request in self._waiting.take(address, life):
             out.append(self._answer(asker, request, member.record))
         return out
+
+    def unexpected(self, address: WorkerAddress) -> bool:
+        """Nobody has said that this worker would come. It may join all the same."""
+        return self._expected is not None and address not in self._expected and not self._recovering
 
     def unregister(self, session: SessionId, request: Unregister) -> list[Instruction]:
         """A worker leaves in an orderly way; its address is free at once."""
@@ -512,14 +516,21 @@ class Directory:
             "began": expected and sorted(self._began or expected, key=lambda address: address.sort_key),
         }
 
-    def _taken(self, member: Member, state: str) -> RendezvousError:
+    def _taken(self, member: Member, state: str, request: Register) -> RendezvousError:
         record = member.record
+        hint = "give each worker an address of its own, or end the other process first"
+        if record is not None and record.process and record.process == request.process:
+            # Heartbeats come from a thread of their own, so a worker whose loop has ended without `close` still counts as alive.
+            hint = (
+                "that is this process: it may be a worker whose event loop ended before its `close()`, as when asyncio.run is over; "
+                "close it (`async with aiorlinf.init(...)`), or use loop='thread', and it outlives the loop"
+            )
         where = "another process" if record is None else f"process {record.pid} at {record.host}:{record.port}"
         host = record.labels.get("host") if record is not None else None
         return RendezvousError(
             f"{member.identity.address} is registered already, by {where}{f' on {host}' if host else ''}, {state}",
             local=str(member.identity.address),
-            hint="give each worker an address of its own, or end the other process first",
+            hint=hint,
         )
 
     def _state(self, address: WorkerAddress) -> str:

@@ -172,6 +172,7 @@ def test_a_taken_address_is_probed_and_then_refused_with_the_holder() -> None:
     assert made.register(B, request) == [Probe(B, request, A)]
     error = refusal(made.register(B, request, holder="alive"))
     assert error.message == "a:0 is registered already, by process 4242 at 127.0.0.1:7000 on node, which is alive"
+    assert "address of its own" in str(error.hint)
     made.drop(A, "it was dead after all")
     assert isinstance(made.register(B, request, holder="alive")[0], Reply)
     made.check()
@@ -423,3 +424,14 @@ class AnyOrder(RuleBasedStateMachine):
 
 AnyOrder.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestAnyOrder = AnyOrder.TestCase
+
+
+def test_who_is_refused_because_of_a_worker_of_his_own_process_is_told() -> None:
+    made = make(A, B)
+    made.register(A, register("a:0", process="this one"))
+    request = register("a:0", 5, process="this one")
+    assert made.register(B, request) == [Probe(B, request, A)]
+    error = refusal(made.register(B, request, holder="alive"))
+    assert "that is this process" in str(error.hint)
+    assert "close()" in str(error.hint)
+    made.check()
