@@ -8,8 +8,10 @@ Liveness is the link's business. NCCL's own guards, which would end the process 
 groups (the settings are read when a group is made, so only then are they set); when the link ends, the group is aborted, which ends
 transfers that wait for a dead peer.
 
-Transfers of all pairs of a process are started by its loop's thread, in the order of the START frames. NCCL asks for one order on both
-sides of every device; across several peers nothing enforces it here, so each pair keeps to few CTAs, that all fit on the device at once.
+NCCL asks for one order on all devices of what several communicators do at the same time. `device.turns` gives it: in each direction a
+device works for one pair at a time. So one stream of ours for each direction of a device is enough, and at most two of our kernels are on
+it at once, of few CTAs each, that fit beside each other and beside the program's own. The byte that makes a communicator moves on a
+stream of its own, for it has no turn, and no transfer may come to wait for it.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from aiorlinf.device.runtime import Runtime
 
 __all__ = ["NcclMaker", "NcclPair"]
+
+_cuda: Any = torch.cuda  # its classes have no types
 
 _FOREVER = datetime.timedelta(days=365)
 _MAX_CTAS = 8
@@ -110,14 +114,15 @@ class NcclPair:
     def _connect(self, index: int, timeout: float) -> None:
         """Make the communicator by moving one byte, and see it move."""
         probe = torch.zeros(1, dtype=torch.uint8, device=torch.device("cuda", index))
-        self._stream.wait_stream(torch.cuda.current_stream(index))
+        stream: Any = _cuda.Stream(device=index)
+        stream.wait_stream(_cuda.current_stream(index))
         done = threading.Event()
         trouble: list[BaseException] = []
 
         def move() -> None:
             try:
                 torch.cuda.set_device(index)
-                event = self._enqueue([probe])
+                event = self._enqueue([probe], stream)
                 event.synchronize()  # a private thread may wait for the device
             except BaseException as error:  # handed on to the thread that waits
                 trouble.append(error)
@@ -129,20 +134,20 @@ class NcclPair:
         if trouble:
             raise RuntimeError(str(trouble[0]).strip().partition("\n")[0] or type(trouble[0]).__name__) from trouble[0]
 
-    def _enqueue(self, leaves: list[torch.Tensor]) -> Any:
+    def _enqueue(self, leaves: list[torch.Tensor], stream: Any) -> Any:
         group = self._group
         if group is None:
             raise RuntimeError("the pair is closed")
-        with torch.cuda.stream(self._stream):
+        with _cuda.stream(stream):
             works = [group.send([leaf], _RECEIVER, 0) if self._rank == _SENDER else group.recv([leaf], _SENDER, 0) for leaf in leaves]
             for work in works:
                 work.wait()  # our stream waits, not the program
-            return self._runtime.record(self._stream)
+            return self._runtime.record(stream)
 
     def transfer(self, leaves: list[torch.Tensor], then: Callable[[BaseException | None], None]) -> None:
         """Send or receive these one-dimensional uint8 tensors in order; `then` is called once, on the home thread, which this is."""
         try:
-            event = self._enqueue(leaves)
+            event = self._enqueue(leaves, self._stream)
         except RuntimeError as error:
             then(error)
             return

@@ -11,6 +11,7 @@ import torch
 from aiorlinf.backends.cuda_ipc import decode_handles
 from aiorlinf.backends.device_pairs import pair_maker
 from aiorlinf.device.registry import accelerator
+from aiorlinf.device.turns import INWARD, turns_of
 from aiorlinf.errors import WireError
 from aiorlinf.link.memory import byte_view, fresh_bytes
 from aiorlinf.link.sink import Sink
@@ -20,6 +21,7 @@ from aiorlinf.wire.frames import FrameType, Start, Via
 if TYPE_CHECKING:
     from aiorlinf.codec.pool import TensorBufferPool
     from aiorlinf.device.runtime import Runtime, Shared
+    from aiorlinf.device.turns import Turn
     from aiorlinf.link.incoming import Content, Incoming
     from aiorlinf.link.staging import Landing
     from aiorlinf.work.home import LoopHome
@@ -63,6 +65,7 @@ class DeviceIn:
         self._receiver = receiver
         self._landing = landing
         self._lane = lane
+        self._turns: set[Turn] = set()
 
     def start(self, message: Incoming, content: Content, start: Start) -> None:
         """The payload of a message begins."""
@@ -108,8 +111,40 @@ class DeviceIn:
 
         if start.via == Via.IPC:
             self._copy(runtime, index, targets, start, over)
-        elif self._lane is None or not self._lane.receive(start.generation, targets, over):
-            over(RuntimeError(f"pair {start.generation} is not there"))
+        else:
+            self._receive(runtime, start.generation, lambda: targets, over)
+
+    def _receive(
+        self, runtime: Runtime, generation: int, targets: Callable[[], list[torch.Tensor]], over: Callable[[BaseException | None], None]
+    ) -> None:
+        """Post the transfer when it is our turn on the device (`device.turns`): the sender has had its own."""
+
+        def go(turn: Turn) -> None:
+            self._turns.add(turn)
+
+            def ended(error: BaseException | None) -> None:
+                turn.end()
+                self._turns.discard(turn)
+                over(error)
+
+            try:
+                posted = self._lane is not None and self._lane.receive(generation, targets(), ended)
+            except RuntimeError as error:
+                ended(error)
+                return
+            if not posted:
+                ended(RuntimeError(f"pair {generation} is not there"))
+
+        turn = turns_of(runtime, self.pair_index, INWARD).take(self, go, self._receiver.home.call_soon)
+        if not turn.over:
+            self._turns.add(turn)
+
+    def close(self) -> None:
+        """The link has ended, and its pairs with it."""
+        self._lane = None
+        turns, self._turns = self._turns, set()
+        for turn in turns:
+            turn.end()
 
     def _index(self, message: Incoming, runtime: Runtime, start: Start) -> int:
         """Our device that the payload comes to."""
@@ -151,8 +186,9 @@ class DeviceIn:
         if runtime is not None and self._lane is not None:
             maker = pair_maker(runtime.kind)
             stream = runtime.side_stream(self.pair_index, IN if maker is None else maker.into)
-            scratch = [runtime.empty(sizes[position], self.pair_index, stream) for position in _around(content)]
-            self._lane.receive(start.generation, scratch, lambda error: None)
+            wanted = [sizes[position] for position in _around(content)]
+            index = self.pair_index
+            self._receive(runtime, start.generation, lambda: [runtime.empty(size, index, stream) for size in wanted], lambda error: None)
 
     def _again(self, message: Incoming, content: Content, error: BaseException) -> None:
         log.info("%s: a payload of %s has to be sent another way: %s", self._receiver.local, self._receiver.remote, error)

@@ -221,6 +221,8 @@ class Link:
             self.pairs.close()
             self.pairs = self.receiver.lane = None  # they refer to the connection and its buffers
         if self.device_pairs is not None:
+            if self.receiver.devices is not None:
+                self.receiver.devices.close()
             self.device_pairs.close()
             self.device_pairs = self.receiver.devices = None
         if conn is not None:

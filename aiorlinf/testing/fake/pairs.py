@@ -1,4 +1,8 @@
-"""Pairs between fake accelerators: as those of NCCL, with the peer found through the store of the rendezvous, and failures on request."""
+"""Pairs between fake accelerators: as those of NCCL, with the peer found through the store of the rendezvous, and failures on request.
+
+As strict as NCCL about order, and more: each direction of a device works on what it was given one after the other, and a transfer moves
+only when both of its ends have come to it. Two devices that were given the same transfers in different order stand still for ever.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,7 @@ class FakeMaker:
         made: how many ends were made.
         broken: a transfer fails on this side ("sender", "receiver"), once.
         failures: how many transfers have failed.
+        crowded: how often a device was given a transfer of one pair while it had one of another, in the same direction.
     """
 
     name = "nccl"
@@ -38,7 +43,8 @@ class FakeMaker:
         self.broken: str | None = None
         self.made: int = 0
         self.failures = 0
-        self.meetings: dict[str, deque[_Half]] = {}
+        self.crowded = 0
+        self.engines: dict[tuple[int, int], deque[_Half]] = {}  # by device and direction
         self.lock: threading.Lock = threading.Lock()
 
     def problem(self) -> str | None:
@@ -57,11 +63,39 @@ class FakeMaker:
             name = bytes(store.get("id")).decode()
         return FakePair(self, name, rank, index, watch)
 
+    def move(self) -> None:
+        """Let run what both devices have come to."""
+        met = True
+        while met:
+            met = False
+            with self.lock:
+                heads = {(half.name, rank): engine for (_, rank), engine in self.engines.items() if engine for half in [engine[0]]}
+                for (name, rank), engine in heads.items():
+                    other = heads.get((name, 1))
+                    if not rank and other is not None:
+                        self._meet(engine.popleft(), other.popleft())
+                        met = True
+                        break
+
+    def _meet(self, sender: _Half, receiver: _Half) -> None:
+        fake = self.fake
+        assert [leaf.numel() for leaf in sender.leaves] == [leaf.numel() for leaf in receiver.leaves], "NCCL would never return"
+        wires = [fake.pinned(source.numel()) for source in sender.leaves]
+        for source, wire in zip(sender.leaves, wires, strict=True):
+            fake.copy(wire, source, sender.stream)
+        left = fake.record(sender.stream)
+        fake.wait(receiver.stream, left)
+        for wire, target in zip(wires, receiver.leaves, strict=True):
+            fake.copy(target, wire, receiver.stream)
+        for half, event in ((sender, left), (receiver, fake.record(receiver.stream))):
+            half.watch([(fake, event)], half.then, half.leaves)
+
 
 class _Half:
     """A transfer that one side has posted."""
 
-    def __init__(self, leaves: list[torch.Tensor], then: Then, stream: Any, watch: Any) -> None:
+    def __init__(self, name: str, leaves: list[torch.Tensor], then: Then, stream: Any, watch: Any) -> None:
+        self.name = name
         self.leaves = leaves
         self.then = then
         self.stream = stream
@@ -69,12 +103,13 @@ class _Half:
 
 
 class FakePair:
-    """One end. The transfer runs when both sides have posted it: out on a stream of the one device, then in on one of the other's."""
+    """One end. The transfer runs when both sides have come to it: out on a stream of the one device, then in on one of the other's."""
 
     def __init__(self, maker: FakeMaker, name: str, rank: int, index: int, watch: Any) -> None:
         self._maker = maker
         self._name = name
         self._rank = rank
+        self._index = index
         self._stream = maker.fake.side_stream(index, maker.into if rank else maker.out)
         self._watch = watch
         self._retired = False
@@ -90,29 +125,21 @@ class FakePair:
             maker.failures += 1
             then(RuntimeError("the pair breaks because the test says so"))
             return
-        mine = _Half(leaves, then, self._stream, self._watch)
-        waiting = maker.meetings.setdefault(f"{self._name} {self._rank}", deque())
-        waiting.append(mine)
-        others = maker.meetings.setdefault(f"{self._name} {1 - self._rank}", deque())
-        while waiting and others:
-            one, other = waiting.popleft(), others.popleft()
-            self._meet(*((other, one) if self._rank else (one, other)))
-
-    def _meet(self, sender: _Half, receiver: _Half) -> None:
-        fake = self._maker.fake
-        assert [leaf.numel() for leaf in sender.leaves] == [leaf.numel() for leaf in receiver.leaves], "NCCL would never return"
-        wires = [fake.pinned(source.numel()) for source in sender.leaves]
-        for source, wire in zip(sender.leaves, wires, strict=True):
-            fake.copy(wire, source, sender.stream)
-        left = fake.record(sender.stream)
-        fake.wait(receiver.stream, left)
-        for wire, target in zip(wires, receiver.leaves, strict=True):
-            fake.copy(target, wire, receiver.stream)
-        for half, event in ((sender, left), (receiver, fake.record(receiver.stream))):
-            half.watch([(fake, event)], half.then, half.leaves)
+        with maker.lock:
+            engine = maker.engines.setdefault((self._index, self._rank), deque())
+            maker.crowded += any(half.name != self._name for half in engine)
+            engine.append(_Half(self._name, leaves, then, self._stream, self._watch))
+        maker.move()
 
     def retire(self) -> None:
         """Transfers that wait for the peer are aborted."""
         self._retired = True
-        for half in self._maker.meetings.pop(f"{self._name} {self._rank}", ()):
+        maker = self._maker
+        with maker.lock:
+            engine = maker.engines.get((self._index, self._rank), deque())
+            mine = [half for half in engine if half.name == self._name]
+            for half in mine:
+                engine.remove(half)
+        for half in mine:
             half.then(RuntimeError("the pair was aborted"))
+        maker.move()
