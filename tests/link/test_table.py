@@ -54,6 +54,14 @@ def break_connection(link: Link) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
+def vanish(link: Link) -> None:
+    """As a killed process would: nobody is at this end of the connection any more, so that the next word to it is answered by a reset."""
+    conn: Any = link._conn
+    one, other = socket.socketpair()
+    with one, other:
+        os.dup2(one.fileno(), conn.extra_info("socket").fileno())
+
+
 @pytest.mark.asyncio
 async def test_a_link_is_made_on_first_use_and_is_the_same_ever_after(problems: list[dict[str, Any]]) -> None:
     async with workers("a:0", "b:0") as (a, b):
@@ -322,8 +330,12 @@ async def test_closing_says_what_it_could_not_deliver(problems: list[dict[str, A
 
 
 @pytest.mark.asyncio
-async def test_closing_in_the_moment_in_which_a_connection_breaks(problems: list[dict[str, Any]], caplog: pytest.LogCaptureFixture) -> None:
+async def test_closing_in_the_moment_in_which_a_connection_is_reset(
+    problems: list[dict[str, Any]], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel knows already, the loop does not: the other links are closed in order all the same."""
+    hosts = itertools.count()
+    monkeypatch.setattr("aiorlinf.worker.host_identity", lambda: f"host {next(hosts)}")
     async with workers("a:0", "b:0", "c:0") as (a, b, c):
         for other in (b, c):
             await asyncio.gather(a.send("x", other.address), other.recv("a:0"))
@@ -333,7 +345,7 @@ async def test_closing_in_the_moment_in_which_a_connection_breaks(problems: list
 
             def break_and_say(link: Link = link, say_goodbye: Callable[[], None] = say_goodbye) -> None:
                 if link.remote == "b:0":
-                    break_connection(link)
+                    vanish(link_of(b, "a:0"))
                 say_goodbye()
 
             link.say_goodbye = break_and_say  # type: ignore[method-assign]
