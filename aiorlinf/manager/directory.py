@@ -16,6 +16,18 @@ from typing import Any
 
 from aiorlinf.address import Identity, WorkerAddress
 from aiorlinf.errors import DeclaredDead, InternalError, RendezvousError, UsageError, WireError
+from aiorlinf.manager.answers import (
+    gone,
+    held,
+    missing_name,
+    missing_worker,
+    no_such_worker,
+    not_there,
+    record_of,
+    taken,
+    unreachable,
+)
+from aiorlinf.manager.expected import Expected
 from aiorlinf.manager.inspections import Inspections
 from aiorlinf.manager.instructions import Cut, Instruction, Probe, Refuse, Reply, SessionId, Tell, Wait
 from aiorlinf.manager.lives import End, Known, Lives
@@ -48,7 +60,6 @@ PAGE = 1000
 MAX_WAITING = 10_000
 MAX_WATCHED = 200_000
 MAX_NAMES = 10_000  # of one worker
-_LISTED = 20
 _PATIENCE = Patience(60, 16, 2)
 
 
@@ -87,8 +98,7 @@ class Directory:
         self.job = job
         self.config: Mapping[str, Any] | None = config
         self._silence = silence
-        self._expected = None if expected is None else {WorkerAddress(address) for address in expected}
-        self._began = self._expected and frozenset(self._expected)
+        self._expected = Expected(expected)
         self._recovering = recovering
         self._postponed: list[tuple[SessionId, Register | AskJob | Publish]] = []  # until it has recovered
         self._sessions: dict[SessionId, _Session] = {}
@@ -113,7 +123,7 @@ class Directory:
             return []
         self._roster.heard(member)
         claimants, member.claimants = member.claimants, []
-        return [Refuse(claimant, request.id, self._taken(member, "which is alive", request)) for claimant, request in claimants]
+        return [Refuse(claimant, request.id, taken(member, "which is alive", request)) for claimant, request in claimants]
 
     def drop(self, session: SessionId, detail: str, *, broken: bool = False) -> list[Instruction]:
         """The connection is gone; ``broken``: otherwise than by being closed. Unknown sessions are ignored."""
@@ -122,7 +132,7 @@ class Directory:
             return []
         self._waiting.remove_all(session)
         self._watchers.remove(session)
-        out: list[Instruction] = [Refuse(asked.asker, asked.request, _not_there(detail)) for asked in self._inspections.drop(session)]
+        out: list[Instruction] = [Refuse(asked.asker, asked.request, not_there(detail)) for asked in self._inspections.drop(session)]
         member = gone.member
         if member is None:
             return out
@@ -187,7 +197,7 @@ class Directory:
             if holder is None:
                 return [Probe(session, request, member.session)]
             if holder == "alive":
-                return [Refuse(session, request.id, self._taken(member, "which is alive", request))]
+                return [Refuse(session, request.id, taken(member, "which is alive", request))]
             member.claimants.append((session, request))
             return []
         if member is not None:
@@ -208,7 +218,7 @@ class Directory:
                 self._sessions[member.session].member = None
                 out.append(Cut(member.session, f"{identity} has made a new connection"))
             known = member.record is not None
-            member.record, member.session, own.member = _record(request, host, identity), session, member
+            member.record, member.session, own.member = record_of(request, host, identity), session, member
             self._roster.heard(member)
             out.append(Reply(session, request.id, self._registration(member.record)))
             return out + self._appeared(member, session, news=not known)
@@ -217,11 +227,10 @@ class Directory:
         return out + self._enter(session, own, request, host, identity)
 
     def _enter(self, session: SessionId, own: _Session, request: Register, host: str, identity: Identity) -> list[Instruction]:
-        record = _record(request, host, identity)
+        record = record_of(request, host, identity)
         own.member = self._roster.add(identity, record, session, "")
         self._lives.learn(identity)
-        if self._expected is not None:
-            self._expected.add(identity.address)
+        self._expected.add(identity.address)
         return [Reply(session, request.id, self._registration(record)), *self._appeared(own.member, session, news=True)]
 
     def _appeared(self, member: Member, session: SessionId, *, news: bool) -> list[Instruction]:
@@ -236,7 +245,7 @@ class Directory:
 
     def unexpected(self, address: WorkerAddress) -> bool:
         """Nobody has said that this worker would come. It may join all the same."""
-        return self._expected is not None and address not in self._expected and not self._recovering
+        return self._expected.excludes(address) and not self._recovering
 
     def unregister(self, session: SessionId, request: Unregister) -> list[Instruction]:
         """A worker leaves in an orderly way; its address is free at once."""
@@ -251,7 +260,7 @@ class Directory:
         self._roster.remove(member)
         self._lives.learn(identity, end)
         self._names.drop(identity)
-        out = self._news(identity.address, session, _gone(Known(identity, end), silent))
+        out = self._news(identity.address, session, gone(Known(identity, end), silent))
         if session is not None:
             self._sessions[session].member = None
             if end.reason == "lost":
@@ -302,7 +311,7 @@ class Directory:
             out += self._hear_of(Known(identity, None))
             end = self._lives.end_of(identity)
             if end is not None:
-                out.append(Tell(session, _gone(Known(identity, end), silent=False)))
+                out.append(Tell(session, gone(Known(identity, end), silent=False)))
         return out
 
     def remember(self, request: Remember) -> None:
@@ -310,10 +319,7 @@ class Directory:
         if self._recovering:
             if self.config is None:
                 self.config = request.config
-            if self._expected is None and request.expected is not None:
-                self._expected = {*request.expected, *(member.identity.address for member in self._roster)}
-            elif self._expected is not None:
-                self._expected.update(request.expected or ())
+            self._expected.learn(request.expected, (member.identity.address for member in self._roster))
 
     # ---------------------------------------------------------------------------------------------------------- questions
 
@@ -324,13 +330,8 @@ class Directory:
         if member is not None and member.session is not None and member.record is not None and member.identity.incarnation > request.above:
             self._watchers.add(session, address)
             return [self._answer(session, request.id, member.record)]
-        if self._expected is not None and address not in self._expected and not self._recovering:
-            error = RendezvousError(
-                f"there is no worker {address} in this job, which has {_listing(self._expected)}",
-                local=self.name(session),
-                remote=str(address),
-            )
-            return [Refuse(session, request.id, error)]
+        if self.unexpected(address):
+            return [Refuse(session, request.id, no_such_worker(address, self._expected.all or (), self.name(session)))]
         return self._wait(session, request.id, Question(address, request.above), request.timeout)
 
     def find(self, session: SessionId, request: Find) -> list[Instruction]:
@@ -338,7 +339,7 @@ class Directory:
         named = Named(request.kind, request.name)
         holding = self._names.get(named)
         if holding is not None:
-            return [Reply(session, request.id, _holding(holding))]
+            return [Reply(session, request.id, held(holding))]
         return self._wait(session, request.id, Question(named, 0), request.timeout)
 
     def _wait(self, session: SessionId, request: int, question: Question, timeout: float | None) -> list[Instruction]:
@@ -364,20 +365,11 @@ class Directory:
         if self._recovering:  # what it asks for may still come back
             return [Wait(session, request, 0.5, waited)]
         self._waiting.remove(session, request)
-        local, who = self.name(session), self.name(session) or "a client"
-        key = question.key
+        key, local = question.key, self.name(session)
         if isinstance(key, Named):
-            text = f"{who} waited for the {key.kind} {key.name!r}, which nobody holds"
-            return [Refuse(session, request, RendezvousError(text, local=local, elapsed=waited))]
-        addresses = {member.identity.address for member in self._roster if member.session is not None}
-        missing = "" if self._expected is None else f"; expected and missing: {_listing(self._expected - addresses)}"
-        error = RendezvousError(
-            f"{who} waited for {key}, {self._state(key)}; registered: {_listing(addresses)}{missing}",
-            local=local,
-            remote=str(key),
-            elapsed=waited,
-            hint=f"start {key}, or check its name, and that both were given the same manager: one that is given none has its own",
-        )
+            return [Refuse(session, request, missing_name(key, local, waited))]
+        registered = {member.identity.address for member in self._roster if member.session is not None}
+        error = missing_worker(key, self._state(key), registered, self._expected.all, local, waited)
         return [Refuse(session, request, error)]
 
     def workers(self, session: SessionId, request: ListWorkers) -> list[Instruction]:
@@ -403,8 +395,7 @@ class Directory:
 
     def expect(self, request: Expect) -> None:
         """More workers will join, so that looking them up waits. Means nothing in an open job."""
-        if self._expected is not None:
-            self._expected.update(request.addresses)
+        self._expected.add(*request.addresses)
 
     # ---------------------------------------------------------------------------------------------------------- inspecting
 
@@ -412,9 +403,9 @@ class Directory:
         """Somebody wants to know what a worker is doing."""
         member = self._roster.get(request.worker.address)
         if member is None or member.identity != request.worker:
-            return [Refuse(session, request.id, _not_there(f"{request.worker} {self._state(request.worker.address)}"))]
+            return [Refuse(session, request.id, not_there(f"{request.worker} {self._state(request.worker.address)}"))]
         if member.session is None:
-            return [Refuse(session, request.id, _not_there(f"{request.worker} has lost its connection ({member.cause})"))]
+            return [Refuse(session, request.id, not_there(f"{request.worker} has lost its connection ({member.cause})"))]
         number = self._inspections.ask(session, request.id, member.session)
         if number is None:
             return [Refuse(session, request.id, UsageError(f"request {request.id} is under way already, or too many are"))]
@@ -444,7 +435,7 @@ class Directory:
             error = RendezvousError(text, local=self.name(session), remote=str(other.owner.address))
             return [Refuse(session, request.id, error)]
         out: list[Instruction] = [Reply(session, request.id, {})]
-        out += [Reply(asker, number, _holding(holding)) for asker, number in self._waiting.take(named)]
+        out += [Reply(asker, number, held(holding)) for asker, number in self._waiting.take(named)]
         return out
 
     def withdraw(self, session: SessionId, request: Withdraw) -> list[Instruction]:
@@ -505,7 +496,7 @@ class Directory:
     # ------------------------------------------------------------------------------------------------------------ internals
 
     def _registration(self, record: WorkerRecord) -> dict[str, Any]:
-        expected = None if self._expected is None else sorted(self._expected, key=lambda address: address.sort_key)
+        expected, began = self._expected.told()
         return {
             "address": str(record.address),
             "incarnation": record.incarnation,
@@ -513,25 +504,8 @@ class Directory:
             "config": self.config,
             "job": self.job,
             "expected": expected,
-            "began": expected and sorted(self._began or expected, key=lambda address: address.sort_key),
+            "began": began,
         }
-
-    def _taken(self, member: Member, state: str, request: Register) -> RendezvousError:
-        record = member.record
-        hint = "give each worker an address of its own, or end the other process first"
-        if record is not None and record.process and record.process == request.process:
-            # Heartbeats come from a thread of their own, so a worker whose loop has ended without `close` still counts as alive.
-            hint = (
-                "that is this process: it may be a worker whose event loop ended before its `close()`, as when asyncio.run is over; "
-                "close it (`async with aiorlinf.init(...)`), or use loop='thread', and it outlives the loop"
-            )
-        where = "another process" if record is None else f"process {record.pid} at {record.host}:{record.port}"
-        host = record.labels.get("host") if record is not None else None
-        return RendezvousError(
-            f"{member.identity.address} is registered already, by {where}{f' on {host}' if host else ''}, {state}",
-            local=str(member.identity.address),
-            hint=hint,
-        )
 
     def _state(self, address: WorkerAddress) -> str:
         """What is known of a worker that somebody waited for in vain."""
@@ -550,60 +524,9 @@ class Directory:
     def _answer(self, session: SessionId, request: int, record: WorkerRecord) -> Instruction:
         asker = self._sessions[session]
         if is_loopback(record.host) and not is_loopback(asker.seen_host):
-            error = RendezvousError(
-                f"{record.address} is known at {record.host} only, which leads nowhere from {asker.seen_host}",
-                local=self.name(session),
-                remote=str(record.address),
-                hint=f"let {record.address} reach the manager by an address that other hosts can use, "
-                "or set cluster.network.bind_host and cluster.network.advertise_host for it",
-            )
-            return Refuse(session, request, error)
+            return Refuse(session, request, unreachable(record, asker.seen_host, self.name(session)))
         target = self._roster.get(record.address)
         if asker.member is not None and target is not None and target.session is not None:
             # they are about to have a link: either hears of the other
             self._watchers.add(target.session, asker.member.identity.address)
         return Reply(session, request, {"worker": record.to_dict()})
-
-
-def _record(request: Register, host: str, identity: Identity) -> WorkerRecord:
-    return WorkerRecord(
-        address=identity.address,
-        incarnation=identity.incarnation,
-        host=host,
-        port=request.port,
-        devices=request.devices,
-        labels=request.labels,
-        host_id=request.host_id,
-        pid=request.pid,
-        unix=request.unix,
-        process=request.process,
-    )
-
-
-def _not_there(detail: str) -> RendezvousError:
-    return RendezvousError(f"nobody is there to answer: {detail}")
-
-
-def _gone(known: Known, silent: bool) -> dict[str, Any]:
-    (address, life), end = known
-    assert end is not None
-    return {
-        "event": "gone",
-        "address": str(address),
-        "incarnation": life,
-        "reason": end.reason,
-        "detail": end.detail,
-        "silent": silent,
-    }
-
-
-def _holding(holding: Holding) -> dict[str, Any]:
-    return {"owner": str(holding.owner.address), "incarnation": holding.owner.incarnation, "value": dict(holding.value)}
-
-
-def _listing(addresses: Iterable[WorkerAddress]) -> str:
-    ordered = sorted(addresses, key=lambda address: address.sort_key)
-    if not ordered:
-        return "nobody"
-    more = f" and {len(ordered) - _LISTED} more" if len(ordered) > _LISTED else ""
-    return ", ".join(ordered[:_LISTED]) + more
