@@ -25,6 +25,9 @@ __all__ = ["Fault", "fuzz", "main"]
 _LOOK_EVERY = 64
 """Allocations are counted for one input in so many: that is slow."""
 
+_LOOK_SELDOM = 4096
+"""One in so many once the process is warm: tracemalloc keeps up to 12 kB of its own each time, which would pass for what readers keep."""
+
 _FREE_BYTES = 4 << 20
 """An input may make a reader allocate so much, and twice its own size: the limits that the targets were given."""
 
@@ -63,7 +66,8 @@ def fuzz(targets: Sequence[Target], inputs: int, seed: int, *, say: bool = False
     for number in range(inputs):
         target = by_name[source.choices(names, shares)[0]]
         data = mutated(source, target.corpus)
-        refused = _measured(target, data) if number % _LOOK_EVERY == 0 else _read(target, data)
+        looks = number % (_LOOK_EVERY if warm is None else _LOOK_SELDOM) == 0
+        refused = _measured(target, data) if looks else _read(target, data)
         total, before = counts[target.name]
         counts[target.name] = total + 1, before + refused
         if number % _WARM_INPUTS == _WARM_INPUTS - 1:
