@@ -34,6 +34,7 @@ from aiorlinf.link import diagnosis
 from aiorlinf.link.launched import FLUSH_S, ending, heed_launcher
 from aiorlinf.link.link import LinkStats
 from aiorlinf.link.me import Self
+from aiorlinf.link.past import EndedLinks
 from aiorlinf.link.pending import PendingOperation
 from aiorlinf.link.report import make_report
 from aiorlinf.link.table import LinkTable
@@ -68,6 +69,7 @@ class WorkerStats:
     Attributes:
         address: ours.
         links: one record per link that is up or being made.
+        ended_links: what those have carried that have ended, one record per peer.
         shared_memory: of this worker's sends; None before it has joined.
         buffer_pool: memory that payloads are received into on the stream and gloo.
         compression: what is in use, and what it did for all links together; None if the job does not compress.
@@ -78,10 +80,12 @@ class WorkerStats:
     shared_memory: ArenaStats | None
     buffer_pool: BufferPoolStats
     compression: dict[str, Any] | None
+    ended_links: tuple[EndedLinks, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.address}: {len(self.links)} link{'' if len(self.links) == 1 else 's'}"]
         lines += [f"  {line}" for link in self.links for line in str(link).splitlines()]
+        lines += [f"  {ended}" for ended in self.ended_links]
         for name, part in (("shared memory", self.shared_memory), ("buffer pool", self.buffer_pool)):
             if part is not None:
                 figures = ((field.name, getattr(part, field.name)) for field in fields(part))
@@ -541,6 +545,7 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
             shared_memory=None if table.memory is None else table.memory.stats(),
             buffer_pool=table.pool.stats(),
             compression=None if table.coding is None else table.coding.stats(),
+            ended_links=table.carried.all(),
         )
 
     def __repr__(self) -> str:

@@ -18,6 +18,7 @@ from aiorlinf.errors import AiorlinfError, ClosedError, PeerLeft, PeerLost, Wire
 from aiorlinf.link.connection import FrameWriter
 from aiorlinf.link.device_facts import DeviceFacts
 from aiorlinf.link.mailbox import Mailbox, Wildcard
+from aiorlinf.link.past import EndedLinks
 from aiorlinf.link.receiver import Receiver
 from aiorlinf.link.sender import Sender
 from aiorlinf.link.shared import SharedOut
@@ -349,6 +350,21 @@ class Link:
             compression=None if receiver.coding is None else receiver.coding.as_dict(),
             device_backend="" if sender.devices is None else sender.devices.backend,
             device_reason="" if sender.devices is None else sender.devices.reason,
+            reconnects=self.reconnects,
+        )
+
+    def carried(self) -> EndedLinks:
+        """What is left of its counters when it has ended."""
+        sender, receiver = self.sender, self.receiver
+        return EndedLinks(
+            remote=str(self.remote),
+            links=1,
+            messages_sent=sender.messages,
+            messages_received=receiver.messages,
+            bytes_sent=sender.payload_bytes,
+            bytes_received=receiver.payload_bytes,
+            around_bytes_sent=sender.around_bytes,
+            mismatches=receiver.mismatches,
             reconnects=self.reconnects,
         )
 

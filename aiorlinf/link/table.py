@@ -43,6 +43,7 @@ from aiorlinf.link.link import Link, LinkState
 from aiorlinf.link.loopback import Loopback
 from aiorlinf.link.mailbox import Wildcard
 from aiorlinf.link.me import Self
+from aiorlinf.link.past import Past
 from aiorlinf.link.pending import Reporter
 from aiorlinf.link.resume import Resumptions, resumes
 from aiorlinf.manager.lifeline import Lifeline
@@ -101,6 +102,7 @@ class LinkTable:
         self._manager: Lifeline | None = None
         self._also_expected: set[WorkerAddress] = set()
         self._links: dict[WorkerAddress, Link] = {}
+        self.carried: Past = Past()
         self._ended: dict[WorkerAddress, _Past] = {}
         self._departures = Departures(home.loop, self._links)
         self._cause: Callable[[], AiorlinfError] | None = None  # of everything, once this worker itself was declared dead
@@ -594,6 +596,8 @@ class LinkTable:
     def _on_link_end(self, link: Link) -> None:
         if self._resumptions is not None:
             self._resumptions.forget(link)
+        if link.identity is not None:
+            self.carried.add(link.carried())
         if self._links.get(link.remote) is link:
             del self._links[link.remote]
             if link.identity is not None and not self._closed:
