@@ -79,7 +79,8 @@ async def _serve(args: argparse.Namespace, token: bytes, recipe: str, expected: 
     await manager.start(args.host or manager_host(manager.config), args.port)
     try:
         print(f"AIORLINF_MANAGER={manager.address}", flush=True)
-        join = f"AIORLINF_MANAGER={manager.address} {recipe} AIORLINF_ADDRESS=rollout:0 python script.py"
+        first = expected[0] if expected else "rollout:0"
+        join = f"AIORLINF_MANAGER={manager.address} {recipe} AIORLINF_ADDRESS={first} python script.py"
         print(f"job {manager.job}; a worker joins with: {join}", file=sys.stderr, flush=True)
         await stop.wait()
     finally:

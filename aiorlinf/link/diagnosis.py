@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aiorlinf.link.table import LinkTable
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["busy_at", "describe", "dump_all", "dump_on_signal", "pending", "register"]
+__all__ = ["busy_at", "describe", "dump_all", "dump_on_signal", "hidden_contexts", "pending", "register"]
 
 _TRIES = 5
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -46,13 +46,13 @@ def register(worker: object) -> None:
 def pending(table: LinkTable) -> list[PendingOperation]:
     """Every operation of a worker that is not over."""
     found: list[PendingOperation] = []
-    hidden = _hidden(table)
+    hidden = hidden_contexts(table)
     for link in table.links():
         found.extend(pending_on(link, hidden))
     return found + _elsewhere(table, hidden)
 
 
-def _hidden(table: LinkTable) -> set[int]:
+def hidden_contexts(table: LinkTable) -> set[int]:
     """Messages of these contexts belong to something that tells of its own calls."""
     return {context for reporter in list(table.reporters) for context in reporter.contexts}
 
@@ -70,7 +70,7 @@ def describe(name: str, table: LinkTable, home: LoopHome) -> str:
 
 def _lines(name: str, table: LinkTable, home: LoopHome) -> Iterator[str]:
     yield f"{name}: {_count(len(table.links()), 'link')}, {_count(len(pending(table)), 'operation')} pending"
-    hidden = _hidden(table)
+    hidden = hidden_contexts(table)
     for link in table.all_links():
         yield f"  {_link(link)}"
         yield from _operations("    ", pending_on(link, hidden))
@@ -105,7 +105,7 @@ def _link(link: Link) -> str:
     unread = len(link.mailbox)
     if unread:
         tags = sorted({message.key & 0xFFFFFFFF for message in link.mailbox.all_queued()})
-        text += f", {unread} unread messages (tags {', '.join(map(str, tags[:8]))}{', …' if len(tags) > 8 else ''})"
+        text += f", {_count(unread, 'unread message')} (tags {', '.join(map(str, tags[:8]))}{', …' if len(tags) > 8 else ''})"
     return text
 
 

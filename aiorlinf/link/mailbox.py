@@ -186,6 +186,10 @@ class Mailbox:
         for stream in self._streams.values():
             yield from stream.arrived
 
+    def unread_keys(self) -> list[int]:
+        """Streams with a queued message, for diagnosis."""
+        return [key for key, stream in list(self._streams.items()) if stream.arrived]
+
     def clear(self) -> int:
         """Forget every queued message; how many there were."""
         messages = list(self.all_queued())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aiorlinf.link.staging import StreamOrdered, make_wait
+from aiorlinf.link.window import FRAME_COST
 from aiorlinf.wire.frames import Flag
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class State:
     DONE = 4
 
 
-STATE_NAMES = ("waits for the link", "waits for the window or the receive", "under way", "waits for the peer's answer", "over")
+STATE_NAMES = ("waits for the link", "waits until the peer receives", "under way", "waits for the peer's answer", "over")
 
 
 class Outgoing(StreamOrdered):
@@ -168,7 +169,15 @@ class Outgoing(StreamOrdered):
         return tag if self.sender is None else {**tag, "local": self.sender.local, "remote": self.sender.remote}
 
     def __str__(self) -> str:
-        return f"tag {self.key & 0xFFFFFFFF}, {self.total} bytes, {STATE_NAMES[self.state]}"
+        stage = "" if self.state == State.DONE else f", {self.stage}"  # the work itself says how that went
+        return f"tag {self.key & 0xFFFFFFFF}, {self.total} bytes{stage}"
+
+    @property
+    def stage(self) -> str:
+        """What it waits for."""
+        if self.state == State.OPENED and self.sender is not None and self.total + FRAME_COST <= self.sender.window:
+            return "waits until the peer receives what was sent before, which fills its window"
+        return STATE_NAMES[self.state]
 
     def order_after(self, streams: list[tuple[Runtime, Stream]]) -> None:
         """These streams are to wait until the tensors have been copied, and the work need not."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aiorlinf.link.outgoing import STATE_NAMES, State
+from aiorlinf.link.outgoing import State
 
 if TYPE_CHECKING:
     from aiorlinf.link.incoming import Receive
@@ -100,7 +100,7 @@ def _send(out: Outgoing, peer: str, connected: bool) -> PendingOperation:
         peer=peer,
         tag=out.key & 0xFFFFFFFF,
         context=out.key >> 32,
-        stage=STATE_NAMES[out.state] if connected else "waits for the connection",
+        stage=out.stage if connected else "waits for the connection",
         bytes_done=out.position,
         bytes_expected=out.total,
         waits_for=(peer,),

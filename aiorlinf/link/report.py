@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from aiorlinf.link.diagnosis import busy_at, pending
+from aiorlinf.link.diagnosis import busy_at, hidden_contexts, pending
 
 if TYPE_CHECKING:
-    from aiorlinf.link.link import LinkStats
+    from aiorlinf.link.link import Link, LinkStats
     from aiorlinf.link.pending import PendingOperation
     from aiorlinf.link.table import LinkTable
     from aiorlinf.work.home import LoopHome
@@ -25,6 +25,8 @@ MAX_REPORT_BYTES = 240 * 1024
 _ENTRIES = 1024
 """Of each kind at first; fewer if that is too much."""
 
+_TAGS = 8
+
 _OF_A_LINK = (
     *("remote", "incarnation", "state", "backend", "reason", "device_backend", "pending_sends", "unread_messages"),
     *("messages_sent", "messages_received", "bytes_sent", "bytes_received", "around_bytes_sent", "mismatches"),
@@ -35,11 +37,12 @@ def make_report(table: LinkTable, home: LoopHome, channels: Callable[[], list[di
     """What the worker is doing. Any thread; from another one than the worker's it may raise RuntimeError, and can be tried again.
 
     `clock` is this process's monotonic time in seconds, so that two reports give rates. `pending` are the oldest operations, as
-    `PendingOperation` has them; `links` have most of what `LinkStats` has; `channels` is what is given for those held here. `..._total`
-    say how many there are if not all of them are told of.
+    `PendingOperation` has them; `links` have most of what `LinkStats` has, and some of the tags of what is unread; `channels` is what is
+    given for those held here. `..._total` say how many there are if not all of them are told of.
     """
     operations = sorted(pending(table), key=lambda each: -(each.elapsed_s or 0.0))
-    links = [link.stats() for link in table.links()]
+    hidden = hidden_contexts(table)
+    links = [{**_link(link.stats()), "unread_tags": _unread_tags(link, hidden)} for link in table.links()]
     held = channels()
     where = busy_at(home)
     entries = _ENTRIES
@@ -49,7 +52,7 @@ def make_report(table: LinkTable, home: LoopHome, channels: Callable[[], list[di
             "busy_at": where,
             "pending": [_operation(each, entries) for each in operations[:entries]],
             "pending_total": len(operations),
-            "links": [_link(link) for link in links[:entries]],
+            "links": links[:entries],
             "links_total": len(links),
             "channels": [_channel(channel, entries) for channel in held[:entries]],
             "channels_total": len(held),
@@ -66,6 +69,10 @@ def _operation(operation: PendingOperation, entries: int) -> dict[str, Any]:
 
 def _link(link: LinkStats) -> dict[str, Any]:
     return {name: getattr(link, name) for name in _OF_A_LINK}
+
+
+def _unread_tags(link: Link, hidden: Collection[int]) -> list[int]:
+    return sorted({key & 0xFFFFFFFF for key in link.mailbox.unread_keys() if key >> 32 not in hidden})[:_TAGS]
 
 
 def _channel(channel: dict[str, Any], entries: int) -> dict[str, Any]:

@@ -109,6 +109,12 @@ class Keeper:
         assert client is not None
         limit = self.config.cluster.network.heartbeat_timeout_s
         self.registration = await client.register(self._worker, timeout=limit + 15.0, **details)
+        began = self.registration.began
+        if began is not None and self._worker not in began and not str(self._worker).startswith("channel."):
+            log.warning(
+                "%s joins a job that began without it, so that what all workers of the job do is done without it: is its address right?",
+                self._worker,
+            )
         self._details = details
         self.config = self.registration.config
         self.mirror.own = self.registration.identity

@@ -268,6 +268,8 @@ class ManagerService:
             case Lookup():
                 self._obey(directory.lookup(session.id, request))
             case Register():
+                if directory.unexpected(request.address):
+                    _log.warning("%s joins, which was not expected in this job", request.address)
                 self._obey(directory.register(session.id, request))
             case Watch():
                 self._obey(directory.watch(session.id, request))

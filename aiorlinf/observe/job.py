@@ -115,6 +115,7 @@ def waits_of(workers: Sequence[WorkerState]) -> list[Wait]:
             channels.setdefault(channel["name"], []).append(channel)
     waits = []
     for worker in workers:
+        unread = {link["remote"]: link["unread_tags"] for link in ([] if worker.report is None else worker.report["links"])}
         for each in () if worker.report is None else worker.report["pending"]:
             if each["moving"]:
                 continue
@@ -122,7 +123,7 @@ def waits_of(workers: Sequence[WorkerState]) -> list[Wait]:
             if each["channel"] in channels:
                 found = {target for channel in channels[each["channel"]] for target in _of_channel(each, channel)}
                 targets, any_of = tuple(sorted(found)), True
-            waits.append(Wait(worker.name, targets, any_of, _text(each), each["elapsed_s"], each["site"] or ""))
+            waits.append(Wait(worker.name, targets, any_of, _text(each, unread), each["elapsed_s"], each["site"] or ""))
     return waits
 
 
@@ -135,10 +136,13 @@ def _of_channel(call: Mapping[str, Any], channel: Mapping[str, Any]) -> set[str]
     return {worker for name, worker in workers["producers"].items() if name in open_ones}
 
 
-def _text(operation: Mapping[str, Any]) -> str:
+def _text(operation: Mapping[str, Any], unread: Mapping[str, Sequence[int]]) -> str:
+    """The operation; of a receive also what lies there from the same peer, under tags that it does not ask for."""
     name, peer, subject = operation["operation"], operation["peer"], operation["subject"]
     if subject:
         return f"{name} {subject}"
-    tag = f" tag {operation['tag']}" if operation["tag"] else ""
+    others = [] if name.startswith("send") else [tag for tag in unread.get(peer or "", ()) if tag != operation["tag"]]
+    tag = f" tag {operation['tag']}" if operation["tag"] or others else ""
+    unread_too = f", unread is tag {', '.join(map(str, others))}" if others else ""
     context = f" group {operation['context']:08x}" if operation["context"] else ""
-    return f"{name} {'to' if name.startswith('send') else 'from'} {peer or 'anyone'}{tag}{context}"
+    return f"{name} {'to' if name.startswith('send') else 'from'} {peer or 'anyone'}{tag}{context}{unread_too}"

@@ -58,7 +58,11 @@ class JoinSettings:
         if address is None and environ.get("RANK") is not None:
             address, by_rank = address_of_rank(environ)
         if address is None:
-            raise UsageError("no address", hint="pass one, such as aiorlinf.init('rollout:0'), or set AIORLINF_ADDRESS")
+            raise UsageError(
+                "no address",
+                hint="pass one, such as aiorlinf.init('rollout:0'), or set AIORLINF_ADDRESS, or start the script with"
+                " `aiorlinf run --workers rollout=2,trainer=1 script.py`",
+            )
         if backend is not None and backend not in get_args(Backend):
             raise UsageError(f"backend={backend!r}", hint=f"backend is one of {', '.join(get_args(Backend))}")
         manager = manager or environ.get("AIORLINF_MANAGER") or None

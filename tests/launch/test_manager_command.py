@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from aiorlinf import init
 from aiorlinf.errors import RendezvousError
 from aiorlinf.manager.client import ManagerClient
 from aiorlinf.rendezvous.hosts import bind_listener
@@ -72,6 +73,28 @@ def test_workers_join_and_ctrl_c_ends_it(end: signal.Signals) -> None:
         assert "secret" not in said
         message = asyncio.run(lookup_in_vain(address, b"secret", "j7"))
         assert "there is no worker reward:0 in this job, which has rollout:0, rollout:1, trainer:0" in message
+
+
+def test_who_was_not_expected_is_told_and_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    process = start("--expect", "a=1", token="secret")
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        address = process.stdout.readline().strip().partition("=")[2]
+        assert "AIORLINF_ADDRESS=a:0 " in process.stderr.readline()
+        for worker in ("a:0", "channel.c:0", "x:0"):
+            with init(worker, manager=address, token="secret", loop="thread"):
+                pass
+        process.send_signal(signal.SIGTERM)
+        err = process.communicate(timeout=30)[1]
+    finally:
+        process.kill()
+        process.communicate()
+    assert "x:0 joins, which was not expected" in err
+    assert "a:0 joins" not in err
+    (warning,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert "x:0 joins a job that began without it" in warning.getMessage()
+    caplog.clear()
 
 
 def test_a_random_token_is_told() -> None:

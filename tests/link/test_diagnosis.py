@@ -39,7 +39,7 @@ async def test_every_kind_of_operation_is_listed_with_what_it_waits_for() -> Non
         assert set(found) == {("recv", "b:0"), ("send", "b:0"), ("recv", "c:0"), ("inbox", None)}
         assert found["recv", "b:0"].tag == 3
         assert found["recv", "b:0"].stage == "waits for a message"
-        assert found["send", "b:0"].stage == "waits for the window or the receive"
+        assert found["send", "b:0"].stage == "waits until the peer receives"
         assert (found["send", "b:0"].bytes_done, found["send", "b:0"].bytes_expected) == (0, 1 << 20)
         assert found["recv", "c:0"].stage == "waits for the connection"
         site = found["recv", "b:0"].site
@@ -52,7 +52,7 @@ async def test_every_kind_of_operation_is_listed_with_what_it_waits_for() -> Non
         await b.send("for nobody yet", "a:0", tag=7)
         while not any(link.unread_messages for link in a.stats().links):
             await asyncio.sleep(0.001)
-        assert "1 unread messages (tags 7)" in a.dump()
+        assert "1 unread message (tags 7)" in a.dump()
         for work in (receiving, sending, nowhere, anyone):
             work.cancel()
         assert a.pending() == []
@@ -60,9 +60,28 @@ async def test_every_kind_of_operation_is_listed_with_what_it_waits_for() -> Non
         await b.close()
         while any(link.remote == "b:0" for link in a.stats().links):
             await asyncio.sleep(0.001)
-        assert "1 unread messages (tags 7)" in a.dump(), "also of one that has left"
+        assert "1 unread message (tags 7)" in a.dump(), "also of one that has left"
         assert "is running" not in a.dump(), "nothing holds the loop up but this question"
         assert await a.recv("b:0", tag=7) == "for nobody yet"
+
+
+@pytest.mark.asyncio
+async def test_a_send_says_whether_it_waits_for_its_receive_or_for_room() -> None:
+    async with init("a:0", config=pair_config()) as a, init("b:0", config=pair_config()) as b:
+        works = [a.send(torch.zeros(40_000, dtype=torch.uint8), "b:0", tag=tag) for tag in (1, 2)]
+        large = a.send_tensor(torch.zeros(1 << 20), "b:0", tag=3)
+        async with asyncio.timeout(10):
+            while {each.tag: each.stage for each in a.pending()}.get(2, "").startswith("waits for the connection"):
+                await asyncio.sleep(0.001)
+        stages = {each.tag: each.stage for each in a.pending()}
+        assert "fills its window" in stages[2], stages
+        assert stages[3] == "waits until the peer receives"
+        for tag in (1, 2):
+            await b.recv("a:0", tag=tag)
+        await b.recv_tensor(torch.zeros(1 << 20), "a:0", tag=3)
+        for work in (*works, large):
+            await work
+            assert "over" not in repr(work)
 
 
 @pytest.mark.asyncio

@@ -66,6 +66,23 @@ async def test_everybody_tells_what_it_does() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_message_under_another_tag_is_told() -> None:
+    async with init("a:0") as a, init("b:0") as b, tool(a) as client:
+        await a.send("hello", "b:0", tag=3)
+        receiving = b.recv("a:0")
+        of_no_interest = a.broadcast("has tags of its own", root="a:0", members=["a:0", "b:0"])
+        state = await look(client, lambda state: bool((report := of(state, "b:0").report) and report["links"][0]["unread_tags"]))
+        assert [wait.text for wait in state.waits if wait.worker == "b:0"] == ["recv from a:0 tag 0, unread is tag 3"]
+        report = of(state, "b:0").report
+        assert report is not None
+        assert report["links"][0]["unread_tags"] == [3]
+        receiving.cancel()
+        await b.recv("a:0", tag=3)
+        await b.broadcast(root="a:0", members=["a:0", "b:0"])
+        await of_no_interest
+
+
+@pytest.mark.asyncio
 async def test_two_that_wait_for_each_other_are_a_circle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiorlinf.observe.job._MIN_AGE_S", 0.0)
     async with init("a:0") as a, tool(a) as client, worker(a, "b:0", waits_for, "a:0", 2), worker(a, "c:0", waits_for, "a:0", 1):
@@ -150,7 +167,11 @@ async def test_what_is_on_its_way_waits_for_nobody() -> None:
     facts = {"operation": "recv", "peer": "b:0", "tag": 0, "context": 0, "subject": "", "channel": "", "waits_for": ["b:0"], "site": None}
     async with init("a:0") as a, tool(a) as client:
         (record,) = await client.workers()
-        moving = {"pending": [{**facts, "moving": True, "elapsed_s": 1.0}, {**facts, "moving": False, "elapsed_s": None}], "channels": []}
+        moving = {
+            "pending": [{**facts, "moving": True, "elapsed_s": 1.0}, {**facts, "moving": False, "elapsed_s": None}],
+            "channels": [],
+            "links": [],
+        }
         state = JobState.of("m", "j", [WorkerState(record, moving)])
         assert state.waits == (Wait("a:0", ("b:0",), text="recv from b:0", age_s=None),)
 

@@ -37,7 +37,7 @@ def record(address: str) -> WorkerRecord:
 def link(remote: str, sent: int, received: int, nbytes: int, **more: Any) -> dict[str, Any]:
     facts = {"remote": remote, "incarnation": 1, "state": "up", "backend": "shm", "reason": "", "device_backend": "", "pending_sends": 1}
     counts = {"messages_sent": sent, "messages_received": received, "bytes_sent": nbytes, "bytes_received": 0, "around_bytes_sent": 0}
-    return {**facts, **counts, "unread_messages": 2, "mismatches": 0, **more}
+    return {**facts, **counts, "unread_messages": 2, "unread_tags": [], "mismatches": 0, **more}
 
 
 def wait(peer: str, age: float) -> dict[str, Any]:
@@ -98,6 +98,17 @@ def test_plain_tables_show_who_waits_for_whom() -> None:
         assert part in text, text
     for part in ("100 kB/s", "traj", "4/4", "5.0 MB", "56%", "train.py:7", "1 (3 wait)", "2 (2 wait)"):
         assert part in text, text
+
+
+def test_what_is_unread_is_shown_with_its_tags() -> None:
+    receiver = report(0.0, [link("b:0", 1, 1, 1, unread_tags=[3, 4])], [{**wait("b:0", 5.0), "tag": 0}])
+    sender = report(0.0, [link("a:0", 1, 1, 1)], [])
+    now = JobState.of("m", "j", [WorkerState(record("a:0"), receiver), WorkerState(record("b:0"), sender)])
+    text = "\n".join(plain_lines("", sections(now, None, 10)))
+    assert "2 (tags 3, 4)" in text
+    assert "recv from b:0 tag 0, unread is tag 3, 4" in text
+    (flow,) = (flow for flow in as_json(now, None)["links"] if flow["source"] == "b:0")
+    assert flow["unread_tags"] == (3, 4)
 
 
 def test_a_large_job_is_cut_and_says_so() -> None:

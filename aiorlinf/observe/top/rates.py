@@ -21,7 +21,8 @@ class Flow:
         messages_per_s, bytes_per_s: since the moment before; None if it was not there, or one of them did not answer.
         messages, bytes: in all.
         pending: messages that are not in the target's hands.
-        unread: messages that are there, and that nobody has received; None if the target did not answer.
+        unread: messages that are there, and that nobody has received; None if the target did not answer. `unread_tags` are some of their
+            tags, but for those of channels and collectives.
     """
 
     source: str
@@ -34,6 +35,7 @@ class Flow:
     bytes: int
     pending: int | None
     unread: int | None
+    unread_tags: tuple[int, ...] = ()
 
 
 def flows(now: JobState, before: JobState | None) -> list[Flow]:
@@ -63,6 +65,7 @@ def _flow(
 ) -> Flow:
     messages, nbytes = link[f"messages_{way}"], link[f"bytes_{way}"]
     other = ends.get((target, source))
+    receiving = link if way == "received" else None if other is None else other[1]
     messages_per_s = bytes_per_s = None
     past = earlier.get(teller.record.identity)
     if past is not None and past.report is not None and teller.report is not None:
@@ -81,7 +84,8 @@ def _flow(
         messages,
         nbytes,
         link["pending_sends"] if way == "sent" else None,
-        link["unread_messages"] if way == "received" else None if other is None else other[1]["unread_messages"],
+        None if receiving is None else receiving["unread_messages"],
+        () if receiving is None else tuple(receiving["unread_tags"]),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from aiorlinf.observe.job import JobState, WorkerState
-from aiorlinf.observe.top.rates import channel_figures, flows
+from aiorlinf.observe.top.rates import Flow, channel_figures, flows
 
 __all__ = ["Cell", "Look", "Section", "as_json", "heading", "sections"]
 
@@ -101,11 +101,18 @@ def _links(now: JobState, before: JobState | None) -> _Table:
             _number(flow.messages),
             Cell(_size(flow.bytes), right=True),
             _number(flow.pending),
-            _number(flow.unread, "warning" if flow.unread else ""),
+            Cell(_unread(flow), "warning" if flow.unread else "", True),
         )
         for flow in flows(now, before)
     ]
     return "links", ("from", "to", "way", "messages/s", "bytes/s", "messages", "bytes", "pending", "unread"), rows
+
+
+def _unread(flow: Flow) -> str:
+    if flow.unread is None:
+        return ""
+    tags = flow.unread_tags
+    return f"{flow.unread}" + (f" (tag{'' if len(tags) == 1 else 's'} {', '.join(map(str, tags))})" if tags else "")
 
 
 def _channels(now: JobState) -> _Table:
