@@ -9,7 +9,7 @@ from __future__ import annotations
 from aiorlinf.config.collective import CollectiveConfig, SharedMemoryConfig, TensorBufferPoolConfig, TensorCompressionConfig
 from aiorlinf.config.emulation import BandwidthGroupConfig, DelayPairConfig, NetEmulationConfig
 from aiorlinf.config.job import ClusterConfig, JobConfig
-from aiorlinf.config.loading import load_config, read_config_file
+from aiorlinf.config.loading import config_errors, load_config, read_config_file
 from aiorlinf.config.members import address_ranges
 from aiorlinf.config.network import NetworkConfig, TlsConfig
 from aiorlinf.config.options import option, required, variant
@@ -31,6 +31,7 @@ __all__ = [
     "TopologyConfig",
     "WorkerLabelsConfig",
     "address_ranges",
+    "config_errors",
     "config_to_dict",
     "load_config",
     "option",

@@ -77,7 +77,10 @@ class CollectiveConfig:
     chunk_bytes: int = option(_MIB, "bytes of one piece of a large payload on the stream", minimum=_KIB, maximum=1024 * _MIB)
     max_message_bytes: int = option(_TIB, "larger payloads are refused at the call; bytes", minimum=1, maximum=2**62)
     max_manifest_bytes: int = option(
-        16 * _MIB, "bound of the description (skeleton and leaf table) of one message; bytes", minimum=_KIB, maximum=1024 * _MIB
+        16 * _MIB,
+        "bound of the description (skeleton and leaf table) of one message that is larger than inline_max_bytes; bytes",
+        minimum=_KIB,
+        maximum=1024 * _MIB,
     )
     allow_pickle: bool = option(True, "off: only plain containers, tensors, arrays and registered dataclasses can travel")
     shared_memory: SharedMemoryConfig = dataclasses.field(default_factory=SharedMemoryConfig)

@@ -13,9 +13,9 @@ from aiorlinf.errors import ConfigError
 __all__ = ["check_rules", "describe", "expected", "remedy", "unknown_key"]
 
 
-def unknown_key(key: str, allowed: list[str]) -> str:
-    """What to say of a key that the section does not have."""
-    near = difflib.get_close_matches(key, allowed, n=1, cutoff=0.6)
+def unknown_key(key: str, allowed: list[str], deeper: list[str] | None = None) -> str:
+    """What to say of a key that the section does not have; `deeper` are paths of keys of its name that lie further down."""
+    near = deeper or difflib.get_close_matches(key, allowed, n=1, cutoff=0.6)
     meant = f"; do you mean {near[0]}?" if near else ""
     return f"unknown key{meant} (allowed here: {', '.join(allowed)})"
 

@@ -16,7 +16,7 @@ from aiorlinf.config.plain import config_to_dict
 from aiorlinf.config.reading import read_section
 from aiorlinf.errors import ConfigError
 
-__all__ = ["load_config", "read_config_file"]
+__all__ = ["config_errors", "load_config", "read_config_file"]
 
 
 def load_config(source: JobConfig | Mapping[str, Any] | str | os.PathLike[str] | None) -> JobConfig:
@@ -51,7 +51,57 @@ class _StrictLoader(yaml.SafeLoader):
 
 def read_config_file(file: str | os.PathLike[str]) -> tuple[JobConfig, dict[str, int]]:
     """As `load_config` of a file, and the line of each key in it, by its full path (``cluster.topology.labels[0]`` in lists)."""
-    path = Path(file)
+    data, lines = _read_yaml(Path(file))
+    try:
+        return read_section(JobConfig, data, ""), lines
+    except ConfigError as error:
+        raise _placed(error, file, lines) from None
+
+
+def config_errors(file: str | os.PathLike[str]) -> list[ConfigError]:
+    """Everything that is wrong with a configuration file, each error as `load_config` would raise it if it were the only one."""
+    try:
+        data, lines = _read_yaml(Path(file))
+    except ConfigError as error:
+        return [error]
+    found: dict[str, ConfigError] = {}
+    while True:
+        try:
+            read_section(JobConfig, data, "")
+            return [_placed(error, file, lines) for error in found.values()]
+        except ConfigError as error:
+            known = error.path in found
+            found.setdefault(error.path, error)
+            # The rest is looked at without what is wrong. What is missing cannot be taken out, but the section that needs it can.
+            path = error.path.rpartition(".")[0] if known else error.path
+            while path and not _take_out(data, "", path):
+                path = path.rpartition(".")[0]
+            if not path:
+                return [_placed(error, file, lines) for error in found.values()]
+
+
+def _take_out(data: object, at: str, path: str) -> bool:
+    """Remove the key of this path; of a list the whole list, as what follows in it would have other paths. Whether it was there."""
+    if not isinstance(data, dict):
+        return False
+    for key, value in data.items():
+        own = key_path(at, str(key))
+        if own == path or (path.startswith(f"{own}[") and isinstance(value, list)):
+            del data[key]
+            return True
+        if path.startswith(f"{own}.") and _take_out(value, own, path):
+            return True
+    return False
+
+
+def _placed(error: ConfigError, file: str | os.PathLike[str], lines: Mapping[str, int]) -> ConfigError:
+    line = lines.get(error.path)
+    error.fill(hint=f"in {file}" + (f", line {line}" if line is not None else ""))
+    return error
+
+
+def _read_yaml(path: Path) -> tuple[Any, dict[str, int]]:
+    """The values of a file, and the line of each key."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -62,16 +112,16 @@ def read_config_file(file: str | os.PathLike[str]) -> tuple[JobConfig, dict[str,
         try:
             node = loader.get_single_node()
             _note_lines(node, "", lines)
-            data = None if node is None else loader.construct_document(node)
+            return (None if node is None else loader.construct_document(node)), lines
         finally:
             loader.dispose()
-        return read_section(JobConfig, data, ""), lines
+    except yaml.MarkedYAMLError as error:
+        where = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        raise ConfigError("", f"{path}{where}: this is not valid YAML: {error.problem or error.context}") from error
     except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError("", f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError("", f"{path}: this is not valid YAML: {' '.join(str(error).split())}") from error
     except ConfigError as error:
-        line = lines.get(error.path)
-        error.fill(hint=f"in {path}" + (f", line {line}" if line is not None else ""))
-        raise
+        raise _placed(error, path, lines) from None
 
 
 def _note_lines(node: yaml.Node | None, path: str, lines: dict[str, int]) -> None:

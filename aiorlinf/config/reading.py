@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING
 from typing import Any, TypeVar, cast
 
@@ -48,7 +48,8 @@ def read_section(section: type[T], data: object, path: str) -> T:
         elif variant_field is not None:
             others[str(key)] = value
         else:
-            raise ConfigError(key_path(path, str(key)), unknown_key(str(key), list(fields)))
+            deeper = [key_path(path, inner) for inner in _deeper(section, str(key))]
+            raise ConfigError(key_path(path, str(key)), unknown_key(str(key), list(fields), deeper))
     if variant_field is not None:
         values[variant_field.name] = _variant_section(variant_field, values, others, path, list(fields))
     for name, field in fields.items():
@@ -60,6 +61,17 @@ def read_section(section: type[T], data: object, path: str) -> T:
         for key, complaint in check():
             raise ConfigError(key_path(path, key), complaint)
     return record
+
+
+def _deeper(section: type[Any], key: str) -> Iterator[str]:
+    """Where the key stands in the sections of this one, and in theirs."""
+    for name, hint in hints_of(cast(Any, section)).items():
+        for kind in alternatives_of(hint):
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+                if any(inner.name == key for inner in dataclasses.fields(kind)):
+                    yield f"{name}.{key}"
+                for path in _deeper(kind, key):
+                    yield f"{name}.{path}"
 
 
 def _variant_section(

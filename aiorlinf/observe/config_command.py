@@ -6,12 +6,13 @@ import argparse
 import asyncio
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 
-from aiorlinf.config import JobConfig, config_to_dict, load_config, option_docs, read_config_file
+from aiorlinf.config import JobConfig, config_errors, config_to_dict, option_docs, read_config_file
 from aiorlinf.errors import UsageError
 from aiorlinf.observe.manager import Access, connect, find_access, manager_options
 from aiorlinf.rendezvous.tls import TLS_VARIABLES
@@ -48,7 +49,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _check(args: argparse.Namespace) -> int:
-    load_config(args.file)
+    errors = config_errors(args.file)
+    for error in errors:
+        print(f"aiorlinf: {error}", file=sys.stderr)
+    if errors:
+        return 2
     print(f"{args.file}: good")
     return 0
 
