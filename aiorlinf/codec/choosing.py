@@ -48,8 +48,8 @@ _SURE = 2
 """Messages after which something is known."""
 _HOPE = 0.8
 """What may come out of a first try, as a share of what is expected."""
-_SURE_RATE = 0.95
-"""Less than this share of what the link takes it will not be in any case."""
+_DOUBT = (0.75, 0.95)
+"""Less than this share of what the link is said to take it will not take: by one message as it is, or by several."""
 _AS_HOPEFUL = 0.97
 """Of what is about as hopeful, the easiest is tried first."""
 _SECOND_HOPE = 0.5
@@ -165,7 +165,9 @@ class Chooser:
     def _affords(self, kind: Kind, label: str, nbytes: int, rate: float, usual: float) -> bool:
         """Whether trying this costs little enough, by all that is known."""
         known, forecast = kind.of(label).cost, self._expect(kind, label, nbytes, rate)
-        likely = forecast if known is None else min(math.sqrt(known * forecast), known)
+        likely = forecast if known is None else known
+        if known is not None and kind.of(label).count < _SURE:
+            likely = min(known, math.sqrt(known * forecast))
         return kind.affords((likely - usual) * nbytes, usual * nbytes)
 
     def _hope(self, kind: Kind, label: str, nbytes: int, rate: float, usual: float | None) -> float:
@@ -174,14 +176,13 @@ class Chooser:
         known, latest = outcomes.cost, outcomes.latest
         if known is None or latest is None:
             hope = self._expect(kind, label, nbytes, rate) * _HOPE
-            return hope if label == RAW or kind.able is None else max(hope, on_the_wire(kind.able[label], rate) * _SURE_RATE)
+            return hope if label == RAW or kind.able is None else max(hope, on_the_wire(kind.able[label], rate) * self._doubt)
         hope, unsure = min(known, latest), outcomes.count < _SURE
         if unsure and label == RAW:
             share = 1 - _COLD_SHARE if len(self._rates) == 1 else _SECOND_HOPE
             hope = max(known - _COLD_S / nbytes, known * share)
         elif unsure:
-            assert kind.able is not None
-            hope = min(known, max(known * _SECOND_HOPE, at_best(kind.able[label], nbytes, rate, self._threads)))
+            hope = min(known, max(known * _SECOND_HOPE, self._at_best(kind, label, nbytes, rate / self._doubt)))
         if (
             usual is None
             or label == kind.best
@@ -189,9 +190,23 @@ class Chooser:
         ):
             return hope
         hope = min(hope, known * _BAD_LUCK)
-        if label != RAW and (forecast := self._expect(kind, label, nbytes, rate)) < usual * _WORTH_ANOTHER:
-            return min(hope, forecast)
-        return hope
+        if label == RAW:
+            return hope
+        forecast = self._expect(kind, label, nbytes, rate)
+        if label == self._most_able(kind, nbytes, rate):  # all of them may have had bad luck, and then none speaks for the others
+            forecast = self._at_best(kind, label, nbytes, rate)
+        return min(hope, forecast) if forecast < usual * _WORTH_ANOTHER else hope
+
+    def _most_able(self, kind: Kind, nbytes: int, rate: float) -> str:
+        return min(kind.able or (), key=lambda label: self._at_best(kind, label, nbytes, rate))
+
+    def _at_best(self, kind: Kind, label: str, nbytes: int, rate: float) -> float:
+        assert kind.able is not None
+        return at_best(kind.able[label], nbytes, rate, self._threads)
+
+    @property
+    def _doubt(self) -> float:
+        return _DOUBT[len(self._rates) > 1]
 
     def _expect(self, kind: Kind, label: str, nbytes: int, rate: float) -> float:
         """What it will cost by all but its own outcomes."""

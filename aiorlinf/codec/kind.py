@@ -126,7 +126,7 @@ class Kind:
 
     def affords(self, extra: float, usual: float) -> bool:
         """Whether a try may cost so many seconds more than the best, which costs the usual."""
-        return extra <= 0 or extra <= (_CREDIT_MESSAGES * usual if self._credit is None else self._credit)
+        return max(extra, 0.0) <= (_CREDIT_MESSAGES * usual if self._credit is None else self._credit)
 
     def _pay(self, label: str, nbytes: int, seconds: float) -> None:
         known = None if self.best is None else self.of(self.best).cost
@@ -138,7 +138,7 @@ class Kind:
         if label == self.best:
             self._credit = min(credit + _CREDIT_SHARE * seconds, most)
         else:
-            self._credit = max(credit - max(seconds - usual, 0.0), -most)
+            self._credit = max(credit - max(seconds - usual, 0.0), -usual)
 
     # ---- for people
 
