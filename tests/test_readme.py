@@ -7,6 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import aiorlinf
+from aiorlinf.cli import main
+from scripts.benchmarks.__main__ import OTHERS, SUITES
+
 __all__: list[str] = []
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,3 +80,38 @@ def test_files_that_it_points_to_exist() -> None:
 def test_every_example_is_named() -> None:
     programs = {path.name for path in (ROOT / "examples").glob("*.*") if path.suffix in (".py", ".ipynb")}
     assert programs - {name.removeprefix("examples/") for name in re.findall(r"\]\(([^)#:]+)\)", README)} == set()
+
+
+def test_every_public_name_is_in_the_table() -> None:
+    table = README.partition("## What there is\n")[2].partition("\n## ")[0]
+    assert [name for name in aiorlinf.__all__ if not re.search(rf"\b{name}\b", table)] == []
+
+
+def test_what_links_within_point_to_is_there() -> None:
+    anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", README, re.MULTILINE)}
+    assert set(re.findall(r"\]\(#([^)]+)\)", README)) <= anchors
+
+
+def test_commands_and_their_options_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each `aiorlinf ...` that is named, with its options."""
+    found: dict[str, set[str]] = {}
+    for command, rest in re.findall(r"(?:`|^\$ |^|\"|= )aiorlinf ([a-z]+)([^`\n]*)", README, re.MULTILINE):
+        if rest.startswith("("):
+            continue
+        own = re.sub(r" \w+\.py .*", "", rest)  # what follows a script is the script's
+        found.setdefault(command, set()).update(re.findall(r" (--[a-z-]+)", own))
+    assert len(found) >= 9
+    for command, options in found.items():
+        with pytest.raises(SystemExit) as ended:
+            main([command, "--help"])
+        assert ended.value.code == 0, command
+        text = capsys.readouterr().out
+        assert [option for option in options if option not in text] == [], command
+
+
+def test_scripts_exist() -> None:
+    named = re.findall(r"scripts/([\w-]+)(?: ([a-z]\w+))?", README)
+    assert [name for name, _ in named if not (ROOT / "scripts" / name).exists()] == []
+    benchmarks = {what for name, what in named if name == "bench" and what}
+    assert benchmarks
+    assert benchmarks <= {*SUITES, *OTHERS}
