@@ -40,6 +40,9 @@ class PairMaker(Protocol):
     def problem(self) -> str | None:
         """Why there can be none in this process. Starts nothing."""
 
+    def describe(self) -> str:
+        """What it is, with its version, for people. Only if there is no problem."""
+
     def make(self, store: Any, rank: int, index: int, timeout: float, watch: Watch) -> DevicePair:
         """Make one end: 0 sends, 1 receives. Blocks; called in a private thread.
 

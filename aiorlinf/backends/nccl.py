@@ -77,6 +77,10 @@ class NcclMaker:
             return "this torch was built without NCCL"
         return None
 
+    def describe(self) -> str:
+        nccl: Any = torch.cuda.nccl
+        return f"{'RCCL' if torch.version.hip else 'NCCL'} {'.'.join(map(str, nccl.version()))}"
+
     def make(self, store: Any, rank: int, index: int, timeout: float, watch: Any) -> NcclPair:
         return NcclPair(store, rank, index, timeout, watch)
 

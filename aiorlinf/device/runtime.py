@@ -45,17 +45,21 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Device memory as another process of the host can open it.
+    """Device memory as another process of the host can open it: a place in an allocation.
 
     Attributes:
         uuid: of the device.
-        handle: opaque bytes.
+        handle: of the allocation: opaque bytes, never those of another one, even if that comes to lie at the same address later.
         nbytes: of the memory.
+        at: where it begins in the allocation, in bytes.
+        epoch: how often this process had given memory back to the device.
     """
 
     uuid: str
     handle: bytes
     nbytes: int
+    at: int = 0
+    epoch: int = 0
 
 
 class Runtime(Protocol):
@@ -134,7 +138,8 @@ class Runtime(Protocol):
         """
 
     def open(self, shared: Shared, index: int) -> torch.Tensor:
-        """What another process has exported, as one-dimensional uint8, on this device of ours. Its memory is let go of with the tensor.
+        """What another process has exported, as one-dimensional uint8, on this device of ours. May take milliseconds. The allocation is let
+        go of with the last tensor in it, which may wait for the device. What was asked for may end behind the end of the allocation.
 
         Raises:
             RuntimeError: it cannot be opened here.

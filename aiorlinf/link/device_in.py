@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,15 +12,18 @@ import torch
 
 from aiorlinf.backends.cuda_ipc import decode_handles
 from aiorlinf.backends.device_pairs import pair_maker
+from aiorlinf.device.openings import IDLE_S, Openings, Use
 from aiorlinf.device.registry import accelerator
 from aiorlinf.device.turns import INWARD, turns_of
-from aiorlinf.errors import WireError
+from aiorlinf.errors import ClosedError, WireError
 from aiorlinf.link.memory import byte_view, fresh_bytes
 from aiorlinf.link.sink import Sink
 from aiorlinf.link.staging import IN, Trip, travel
 from aiorlinf.wire.frames import FrameType, Start, Via
 
 if TYPE_CHECKING:
+    import asyncio
+
     from aiorlinf.codec.pool import TensorBufferPool
     from aiorlinf.device.runtime import Runtime, Shared
     from aiorlinf.device.turns import Turn
@@ -58,6 +63,7 @@ class DeviceIn:
 
     Attributes:
         pair_index: our device at the end of that pair.
+        openings: the peer's memory that is open here.
     """
 
     def __init__(self, receiver: DeviceReceiver, landing: Landing, lane: DeviceReceiveLane | None) -> None:
@@ -66,6 +72,8 @@ class DeviceIn:
         self._landing = landing
         self._lane = lane
         self._turns: set[Turn] = set()
+        self.openings = Openings(receiver.home.loop.time, self._drop)
+        self._sweeping: asyncio.TimerHandle | None = None
 
     def start(self, message: Incoming, content: Content, start: Start) -> None:
         """The payload of a message begins."""
@@ -142,6 +150,10 @@ class DeviceIn:
     def close(self) -> None:
         """The link has ended, and its pairs with it."""
         self._lane = None
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
+        self.openings.close()
         turns, self._turns = self._turns, set()
         for turn in turns:
             turn.end()
@@ -158,23 +170,46 @@ class DeviceIn:
     ) -> None:
         events, leaves = decode_handles(memoryview(start.place), [target.numel() for target in targets])
 
+        openings = self.openings
         trouble: list[Exception] = []
+        uses: list[Use] = []
 
         def begin() -> Trip:
-            opened: list[torch.Tensor] = []
             stream = runtime.side_stream(index, IN)
             try:
-                _copy_shared(runtime, index, targets, events, leaves, opened)
+                _copy_shared(runtime, index, targets, events, leaves, openings, uses)
             except Exception as error:  # told when what was begun is over
                 trouble.append(error.with_traceback(None))  # its frames hold what was opened
-            return opened, [(runtime, runtime.record(stream))]
+            return [tensor for use in uses for tensor in use.tensors], [(runtime, runtime.record(stream))]
 
         def copied(opened: list[torch.Tensor] | None, error: Exception | None) -> None:
             if opened is not None:
-                opened.clear()  # before the peer is told
+                opened.clear()
+            for use in uses:  # before the peer is told
+                use.end()
+            self._sweep_later()
             over(trouble[0] if trouble else error)
 
-        travel(self._receiver.home, sum(target.numel() for target in targets), begin, copied)
+        # To open memory takes long, so that is not done on the loop, however little there is to copy.
+        nbytes = sum(target.numel() for target in targets) if openings.has(leaves) else sys.maxsize
+        travel(self._receiver.home, nbytes, begin, copied)
+
+    def _sweep_later(self) -> None:
+        if self._sweeping is None and len(self.openings):
+            self._sweeping = self._receiver.home.loop.call_later(IDLE_S, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweeping = None
+        self.openings.sweep()
+        self._sweep_later()
+
+    def _drop(self, memories: list[torch.Tensor]) -> None:
+        """Let go of the peer's memory, which may wait for the device. Any thread."""
+        home = self._receiver.home
+        try:
+            home.call(lambda: home.submit(memories.clear))
+        except ClosedError:
+            threading.Thread(target=memories.clear, name="aiorlinf-close-memory", daemon=True).start()
 
     def _refuse(self, message: Incoming, content: Content, start: Start) -> None:
         """Nobody wants it any more. What was begun must still be ended."""
@@ -203,9 +238,15 @@ def _around(content: Content) -> list[int]:
 
 
 def _copy_shared(
-    runtime: Runtime, index: int, targets: list[torch.Tensor], events: dict[str, bytes], leaves: list[Shared], opened: list[torch.Tensor]
+    runtime: Runtime,
+    index: int,
+    targets: list[torch.Tensor],
+    events: dict[str, bytes],
+    leaves: list[Shared],
+    openings: Openings,
+    uses: list[Use],
 ) -> None:
-    """Begin the copies. Any thread. What was opened has to be kept until they are over."""
+    """Begin the copies. Any thread. What is used has to be kept until they are over."""
     stream = runtime.side_stream(index, IN)
     where = {runtime.identity(number).uuid: number for number in range(runtime.count())}
     missing = [uuid for uuid in events if uuid not in where]
@@ -215,7 +256,7 @@ def _copy_shared(
         if where[uuid] != index and not runtime.peer_access(index, where[uuid]):
             raise RuntimeError(f"device {index} cannot read the memory of device {where[uuid]}")
         runtime.wait(stream, runtime.open_event(handle, where[uuid]))
-    for leaf, target in zip(leaves, targets, strict=True):
-        source = runtime.open(leaf, where[leaf.uuid])
-        opened.append(source)
+    use = openings.use(runtime, leaves, where)
+    uses.append(use)
+    for source, target in zip(use.tensors, targets, strict=True):
         runtime.copy(target, source, stream)

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from aiorlinf.backends.cuda_ipc import HANDLES_MAX_BYTES, encode_handles, ipc_problem
+from aiorlinf.backends.cuda_ipc import HANDLES_MAX_BYTES, encode_handles
 from aiorlinf.backends.device_pairs import pair_maker
-from aiorlinf.backends.select import Choice, select_device_backend
+from aiorlinf.backends.select import Choice
 from aiorlinf.device.turns import OUTWARD, turns_of
 from aiorlinf.errors import AiorlinfError, BackendUnavailable
 from aiorlinf.link.device_facts import DeviceFacts
@@ -188,28 +188,15 @@ class DeviceOut:
             self._here = self._facts()
         here = self._here
         source = here.uuids[device.index] if here.kind == device.type else ""
-        target = (peer.kind, peer.target) if peer.target else None
-        ipc = self._problems.get("cuda_ipc") or ipc_problem(
-            same_host=plan.same_host,
-            same_process=peer.process == here.process,
-            opens_own=here.opens_own,
-            visible=bool(source) and source in peer.uuids,
-        )
-        pair = (
-            plan.pair_problem
-            or self._problems.get("nccl")
-            or here.pairs
-            or peer.pairs
-            or (None if self._lane is not None else "there is no lane")
-        )
-        return select_device_backend(
-            plan.wanted,
+        failed = self._problems if self._lane is not None else {"nccl": "there is no lane", **self._problems}
+        return here.way_to(
+            peer,
+            source,
+            wanted=plan.wanted,
             fallback=plan.fallback,
-            src=(device.type, source),
-            dst=target,
-            ipc_problem=ipc,
-            pair_problem=pair,
+            same_host=plan.same_host,
             emulated=plan.emulated,
+            failed=failed,
         )
 
     def _stage(self, out: Outgoing) -> None:

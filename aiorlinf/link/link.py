@@ -55,6 +55,8 @@ class LinkStats:
         shared_bytes_lent: our shared memory that the peer has not given back; a message counts whole as long as any part of it is in use.
         shared_bytes_held: the peer's shared memory that tensors received here keep, counted the same way.
         device_backend, device_reason: how tensors on accelerators are sent to the peer, and why; empty before the first one.
+        device_opened, device_reused: how often memory of the peer's devices was opened to copy from (`cuda_ipc`), and how often a tensor
+            was found in what was open.
         pending_sends: messages not yet in the peer's hands.
         unread_messages: messages that arrived and that nobody received yet.
         mismatches: messages refused because the receiver expected something else.
@@ -81,6 +83,8 @@ class LinkStats:
     compression: dict[str, Any] | None
     device_backend: str = ""
     device_reason: str = ""
+    device_opened: int = 0
+    device_reused: int = 0
     reconnects: int = 0
 
     def __str__(self) -> str:
@@ -350,6 +354,8 @@ class Link:
             compression=None if receiver.coding is None else receiver.coding.as_dict(),
             device_backend="" if sender.devices is None else sender.devices.backend,
             device_reason="" if sender.devices is None else sender.devices.reason,
+            device_opened=0 if receiver.devices is None else receiver.devices.openings.opened,
+            device_reused=0 if receiver.devices is None else receiver.devices.openings.reused,
             reconnects=self.reconnects,
         )
 

@@ -81,3 +81,5 @@ def test_who_can_open_memory_of_another() -> None:
     assert ipc_problem(same_host=False, same_process=False, opens_own=False, visible=True) == "the workers are on different hosts"
     assert ipc_problem(same_host=True, same_process=True, opens_own=False, visible=True) == "both workers are in one process"
     assert ipc_problem(same_host=True, same_process=False, opens_own=False, visible=False) == IPC
+    far = ipc_problem(same_host=True, same_process=False, opens_own=False, visible=True, reads=False)
+    assert far == "the peer's device has no access to the sender's"

@@ -96,6 +96,20 @@ async def test_the_same_device(fake: FakeAccelerator) -> None:
 
 
 @pytest.mark.asyncio
+async def test_devices_that_cannot_read_each_other(fake: FakeAccelerator, maker: FakeMaker) -> None:
+    fake.islands = True
+    async with workers() as pair:
+        await exchange(pair, fake)
+        assert (told(pair[0]).device_backend, told(pair[0]).device_reason) == ("nccl", "two devices")
+        await pair[0].send([fake.late(VALUES)], "b:0", tag=1)
+        got = await pair[1].recv("a:0", tag=1, device="fake:0")  # another one than it lands on
+        assert torch.equal(got[0].cpu(), VALUES)
+    async with workers("cuda_ipc") as pair:
+        await exchange(pair, fake)
+        assert told(pair[0]).device_reason == "cuda_ipc was asked for, but the peer's device has no access to the sender's"
+
+
+@pytest.mark.asyncio
 async def test_a_pair(fake: FakeAccelerator, maker: FakeMaker) -> None:
     async with workers("nccl") as pair:
         await exchange(pair, fake, count=3)

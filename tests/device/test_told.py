@@ -15,8 +15,8 @@ from aiorlinf.link.device_facts import DeviceFacts
 
 __all__: list[str] = []
 
-FACTS = DeviceFacts("process 1", "cuda", ("GPU-1", "GPU-2"), "GPU-2", False, None)
-LEAVES = [Shared("GPU-1", b"\0handle\xff", 7), Shared("GPU-2", b"", 1 << 40)]
+FACTS = DeviceFacts("process 1", "cuda", ("GPU-1", "GPU-2"), "GPU-2", False, None, ("GPU-2",))
+LEAVES = [Shared("GPU-1", b"\0handle\xff", 7, 512, 3), Shared("GPU-2", b"", 1 << 40)]
 EVENTS = {"GPU-1": b"\1\2", "GPU-2": b""}
 
 
@@ -31,11 +31,14 @@ def test_facts_arrive_as_they_were() -> None:
         b"",
         b"{}",
         b"[1,2,3]",
-        b'["p","cuda",["GPU-1"],"GPU-2",false,null]',
-        b'["p","cuda",[7],"",false,null]',
-        b'["p","cuda","GPU-1","",false,null]',
-        b'["p","cuda",[],"",0,null]',
-        b'["p",null,[],"",false,null]',
+        b'["p","cuda",["GPU-1"],"GPU-2",false,null,[]]',
+        b'["p","cuda",[7],"",false,null,[]]',
+        b'["p","cuda","GPU-1","",false,null,[]]',
+        b'["p","cuda",[],"",0,null,[]]',
+        b'["p",null,[],"",false,null,[]]',
+        b'["p","cuda",[],"",false,null,[7]]',
+        b'["p","cuda",[],"",false,null,null]',
+        b'["p","cuda",[],"",false,null]',
     ],
 )
 def test_other_facts_are_refused(body: bytes) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 import torch
 
 from aiorlinf.device.runtime import Event, Shared, Stream
@@ -12,10 +11,14 @@ from aiorlinf.device.torch_runtime import TorchRuntime
 
 __all__ = ["CudaRuntime", "make_runtime"]
 
-_cuda: Any = torch.cuda  # its classes have no types
+_torch: Any = torch  # some of it has no types
+_cuda: Any = torch.cuda
 
 _HIGH = -1
 """Priority of our streams: a copy is short, and somebody waits for it."""
+
+_NO_COUNTER = b"/aiorlinf-no-counter"
+"""Torch counts down in this file when memory of another process is let go of. There is none, which it takes for that process's death."""
 
 
 class CudaRuntime(TorchRuntime):
@@ -37,29 +40,32 @@ class CudaRuntime(TorchRuntime):
     def _make_stream(self, index: int) -> Stream:
         return _cuda.Stream(device=index, priority=_HIGH)
 
-    # Torch shares allocations, not tensors: the handle of an allocation is made once and cached by both sides, and a tensor is a place in
-    # it. A counter in shared memory keeps the allocation until the other side has let go of it, even if the tensor is gone here.
+    # Torch shares allocations. With each tensor it shares it sets up a counter in shared memory, which keeps the tensor until the other
+    # side has let go of it, and puts itself between the tensor and the allocator for good: `record_stream` does nothing from then on, and
+    # memory would be kept for as long as the other side has it open. We keep tensors until we hear COPIED, and have memory open for longer
+    # than that. So an alias is shared, which is gone at once, and its counter with it; what stays is the handle of the allocation.
 
     def export(self, tensor: torch.Tensor) -> Shared:
-        storage: Any = tensor.untyped_storage()
-        with torch.cuda.device(tensor.device):
-            _, handle, size, start, counter, counter_at, event, waits = storage._share_cuda_()
-        at = tensor.storage_offset() * tensor.element_size()
-        place = [handle.hex(), size, start, counter.hex(), counter_at, event.hex(), bool(waits), at]
-        return Shared(self.identity(tensor.get_device()).uuid, orjson.dumps(place), tensor.nbytes)
+        storage = tensor.untyped_storage()
+        device = tensor.device
+        with torch.no_grad(), torch.cuda.device(device):
+            whole = torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (storage.nbytes(),), (1,))
+            alias: Any = _torch.from_dlpack(whole).untyped_storage()
+            _, handle, _, start, counter, counter_at, _, _ = alias._share_cuda_()
+            alias._release_ipc_counter(counter, counter_at, device=device)
+        at = start + tensor.storage_offset() * tensor.element_size()
+        return Shared(self.identity(tensor.get_device()).uuid, bytes(handle), tensor.nbytes, at, self._freed(device))
+
+    def _freed(self, device: torch.device) -> int:
+        """How often torch's allocator has given memory back to the device."""
+        segments = _cuda.memory_stats_as_nested_dict(device).get("segment", {})
+        return int(segments.get("all", {}).get("freed", 0))
 
     def open(self, shared: Shared, index: int) -> torch.Tensor:
-        try:
-            handle, size, start, counter, counter_at, event, waits, at = orjson.loads(shared.handle)
-            handles = [bytes.fromhex(each) for each in (handle, counter, event)]
-        except (ValueError, TypeError) as error:
-            raise RuntimeError(f"not the handle of an allocation: {error}") from error
         make: Any = torch.UntypedStorage._new_shared_cuda
-        with torch.cuda.device(index):
-            # The current stream is made to wait for what the sender's current stream had done when it shared the memory.
-            storage = make(index, handles[0], size, start, handles[1], counter_at, handles[2], waits)
-            whole = torch.empty(0, dtype=torch.uint8, device=torch.device("cuda", index))
-            return whole.set_(storage, at, (shared.nbytes,), (1,))
+        with torch.no_grad(), torch.cuda.device(index):
+            storage = make(index, shared.handle, shared.nbytes, shared.at, _NO_COUNTER, 0, b"", False)
+            return torch.empty(0, dtype=torch.uint8, device=torch.device("cuda", index)).set_(storage, 0, (shared.nbytes,), (1,))
 
     def export_event(self, stream: Stream) -> tuple[Event, bytes]:
         event = _cuda.Event(interprocess=True)

@@ -15,8 +15,9 @@ from aiorlinf.rendezvous.hosts import outward_host, parse_endpoint
 __all__ = ["add_parser", "run"]
 
 _DESCRIPTION = """\
-Look at this machine with the eyes of a job: packages, memory files, limits, interfaces, ports, and the manager that the environment names.
-With --listen here and --peer there, two machines also try whether each reaches the other, how fast, and whether their clocks agree."""
+Look at this machine with the eyes of a job: packages, accelerators, memory files, limits, interfaces, ports, and the manager that the
+environment names. With --listen here and --peer there, two machines also try whether each reaches the other, how fast, and whether their
+clocks agree, and show which way tensors would take between their accelerators."""
 
 _EPILOG = """\
 exit codes: 0 nothing is wrong (there may be warnings), 1 a problem was found, 2 wrong usage or configuration."""
@@ -63,12 +64,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _examine(args: argparse.Namespace, config: JobConfig) -> Iterator[Finding]:
     # Here, for what they look at brings NumPy and more with it, and the other commands begin sooner without.
-    from aiorlinf.observe.doctor import memory, network, peer, software
+    from aiorlinf.observe.doctor import devices, memory, network, peer, software
 
     settings = config.cluster.network
     for subject, check in (
         ("python", software.check_python),
         ("torch", software.check_torch),
+        ("accelerator", devices.check_devices),
         ("uvloop", software.check_uvloop),
         ("codecs", software.check_codecs),
         ("memory files", memory.check_memory_files),

@@ -1,4 +1,5 @@
-"""Two doctors on two machines: can each reach the other, how fast, and do their clocks agree.
+"""Two doctors on two machines: can each reach the other, how fast, do their clocks agree, and which way do tensors
+take between their accelerators.
 
 They speak lines of JSON, each at most `_LINE` bytes, over a connection that exists only while both commands run. Nothing that comes is
 believed: it is shown to a person, and bounded.
@@ -13,13 +14,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from aiorlinf.errors import AiorlinfError, RendezvousError, WireError
+from aiorlinf.link.device_facts import DeviceFacts
+from aiorlinf.observe.doctor.devices import facts_here, ways_to_peer
 from aiorlinf.observe.doctor.findings import Finding, Level
-from aiorlinf.rendezvous.hosts import bind_listener, format_endpoint
+from aiorlinf.rendezvous.hosts import bind_listener, format_endpoint, host_identity
 
 __all__ = ["meet", "wait_for_peer"]
 
 _GREETING = "aiorlinf-doctor-1"
 _LINE = 512
+_DEVICES_LINE = 1 << 20
 _SECONDS = 10.0
 _PINGS = 9
 _BULK_BYTES = 32 << 20
@@ -45,8 +49,8 @@ class _Lines:
     def send(self, **message: Any) -> None:
         self.socket.sendall(json.dumps(message).encode() + b"\n")
 
-    def receive(self) -> dict[str, Any]:
-        line = self._file.readline(_LINE)
+    def receive(self, most: int = _LINE) -> dict[str, Any]:
+        line = self._file.readline(most)
         try:
             message = json.loads(line)
         except ValueError:
@@ -106,7 +110,22 @@ def _answer(lines: _Lines, peer: str) -> Iterator[Finding]:
     yield _way_back(back, error)
     for _ in range(_BULK_BYTES // len(_PIECE)):
         lines.socket.sendall(_PIECE)
-    lines.receive()
+    told = lines.receive(_DEVICES_LINE)
+    lines.send(**_devices())
+    yield from _ways(told)
+
+
+def _devices() -> dict[str, Any]:
+    return {"host": host_identity(), "devices": [facts.encode().decode() for facts in facts_here()]}
+
+
+def _ways(told: dict[str, Any]) -> Iterator[Finding]:
+    """What the other side says of its accelerators, beside ours."""
+    host, devices = told.get("host"), told.get("devices")
+    if type(host) is not str or type(devices) is not list or not devices or not all(type(each) is str for each in devices):
+        raise _stranger()
+    there = [DeviceFacts.decode(each.encode()) for each in devices]
+    yield from ways_to_peer(facts_here(), there, same_host=host == host_identity())
 
 
 def _way_back(where: str, error: str) -> Finding:
@@ -166,8 +185,9 @@ def _ask(lines: _Lines, own_host: str, listener: socket.socket) -> Iterator[Find
     begin = time.perf_counter()
     lines.skip(_BULK_BYTES)
     seconds = time.perf_counter() - begin
-    lines.send(done=True)
+    lines.send(done=True, **_devices())
     yield Finding(Level.GOOD, "rate", f"{_BULK_BYTES / seconds / 1e6:.0f} MB/s from there over one TCP connection")
+    yield from _ways(lines.receive(_DEVICES_LINE))
 
 
 def _clocks(lines: _Lines) -> Iterator[Finding]:

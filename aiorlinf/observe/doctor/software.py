@@ -22,7 +22,7 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_torch() -> Iterator[Finding]:
-    """torch, its distributed package with Gloo, and accelerators."""
+    """torch, and its distributed package with Gloo."""
     try:
         import torch
     except ImportError as error:
@@ -38,19 +38,6 @@ def check_torch() -> Iterator[Finding]:
             "gloo",
             "this torch is built without it: payloads of other hosts use the stream",
             "install a usual build of torch",
-        )
-    if not torch.cuda.is_available():
-        yield Finding(Level.NOTE, "accelerator", "none that this torch can use")
-        return
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        yield Finding(Level.GOOD, f"cuda:{index}", f"{properties.name}, {properties.total_memory >> 20} MiB")
-    if distributed and torch.distributed.is_nccl_available():
-        version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-        yield Finding(Level.GOOD, "nccl", version)
-    else:
-        yield Finding(
-            Level.WARNING, "nccl", "this torch is built without it: tensors go through the hosts' memory", "install a CUDA build of torch"
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import os
 import random
 import threading
 import traceback
@@ -47,7 +49,10 @@ class FakeAccelerator:
 
     Attributes:
         faults: what was wrong so far.
-        limbo: memory that another process has open is kept until that has closed it, as torch does for CUDA, and it is no fault to free it.
+        limbo: workers end in the middle: it is no fault if memory is gone when the other side comes to open it or copies from it, for what
+            was copied is thrown away, nor if it is closed in the thread of a loop.
+        islands: no device can read another one's memory.
+        mappings: how many allocations are open for other processes.
         kind: torch's device type.
     """
 
@@ -58,6 +63,7 @@ class FakeAccelerator:
         self.faults: list[Fault] = []
         self.self_moving = self_moving
         self.limbo = False
+        self.islands = False
         self.copies: int = 0
         self._devices = devices
         self._ticks = ticks
@@ -71,9 +77,10 @@ class FakeAccelerator:
         self._defaults = [self.new_stream(index, "default stream") for index in range(devices)]
         self._current = threading.local()
         self._failures: dict[str, deque[Exception]] = {}
-        self._exports: dict[int, tuple[Block, int, int]] = {}
-        self._opened: dict[int, int] = {}  # by address of a block
-        self._in_limbo: list[Block] = []
+        self._exports: dict[bytes, Block] = {}
+        self._epoch = 0
+        self._mapped: dict[int, int] = {}  # by address of a block
+        self.mappings = 0
         self._events: dict[int, FakeEvent] = {}
         self._used = [0] * devices
 
@@ -223,15 +230,11 @@ class FakeAccelerator:
     def _freed(self, block: Block, index: int) -> None:
         with self._lock:
             self._used[index] -= block.memory.nbytes
-            if self._opened.get(block.memory.address):
-                if self.limbo:
-                    self._in_limbo.append(block)
-                    return
-                self._object("memory is freed while another process has it open")
-            for number, (exported, _, _) in list(self._exports.items()):
+            for handle, exported in list(self._exports.items()):
                 if exported is block:
-                    del self._exports[number]
-            self._ledger.free(block, self._host)
+                    del self._exports[handle]
+            left = self.limbo and self._mapped.get(block.memory.address)
+            self._ledger.free(block, None if left else self._host)
 
     # ---- the runtime
 
@@ -254,7 +257,7 @@ class FakeAccelerator:
         return _TOTAL_BYTES - self._used[index], _TOTAL_BYTES
 
     def peer_access(self, index: int, other: int) -> bool:
-        return True
+        return index == other or not self.islands
 
     def current_stream(self, index: int) -> FakeStream:
         return self._local().get(index, self._defaults[index])
@@ -338,37 +341,44 @@ class FakeAccelerator:
 
     # ---- between processes, which are all this one
 
+    def empty_cache(self) -> None:
+        """Memory is given back to the device, as far as it is free."""
+        self._epoch += 1
+
     def export(self, tensor: torch.Tensor) -> Shared:
         self._maybe_fail("export")
         with self._lock:
             block = self._ledger.find(tensor.data_ptr(), tensor.nbytes)
             if block is None:
                 raise RuntimeError("memory that the device does not know")
-            number = next(self._numbers)
-            self._exports[number] = (block, tensor.data_ptr(), tensor.nbytes)
-            return Shared(self.identity(tensor.get_device()).uuid, number.to_bytes(8, "little"), tensor.nbytes)
+            handle = next((handle for handle, exported in self._exports.items() if exported is block), None)
+            if handle is None:
+                handle = f"{os.getpid()}:{next(self._numbers)}".encode()
+                self._exports[handle] = block
+            uuid, at = self.identity(tensor.get_device()).uuid, tensor.data_ptr() - block.memory.address
+            return Shared(uuid, handle, tensor.nbytes, at, self._epoch)
 
     def open(self, shared: Shared, index: int) -> torch.Tensor:
         self._maybe_fail("open")
+        if _in_loop():
+            self._object("memory of another process is opened in the thread of a loop, which takes long")
         with self._lock:
-            found = self._exports.get(int.from_bytes(shared.handle, "little"))
-            if found is None:
+            block = self._exports.get(shared.handle)
+            if block is None:
                 if not self.limbo:
                     self._object("memory is opened that was freed meanwhile")
                 raise RuntimeError("there is no such memory")
-            block, address, nbytes = found
-            key = block.memory.address
-            self._opened[key] = self._opened.get(key, 0) + 1
+            self.mappings += 1
+            address = block.memory.address
+            self._mapped[address] = self._mapped.get(address, 0) + 1
+            return device_tensor(block.memory, index, lambda: self._closed(address))[shared.at : shared.at + shared.nbytes]
 
-            def closed() -> None:
-                with self._lock:
-                    self._opened[key] -= 1
-                    if not self._opened[key] and block in self._in_limbo:
-                        self._in_limbo.remove(block)
-                        self._ledger.free(block, None)
-
-            whole = device_tensor(block.memory, index, closed)
-            return whole[address - key : address - key + nbytes]
+    def _closed(self, address: int) -> None:
+        with self._lock:
+            self.mappings -= 1
+            self._mapped[address] -= 1
+        if _in_loop() and not self.limbo:
+            self._object("memory of another process is closed in the thread of a loop, which waits for the device")
 
     def export_event(self, stream: FakeStream) -> tuple[FakeEvent, bytes]:
         event = self.record(stream)
@@ -380,6 +390,11 @@ class FakeAccelerator:
 
     def collect(self) -> None:
         """Nothing is kept."""
+
+
+def _in_loop() -> bool:
+    """The calling thread runs a loop."""
+    return asyncio._get_running_loop() is not None
 
 
 def _extent(tensor: torch.Tensor) -> int:

@@ -50,6 +50,9 @@ class FakeMaker:
     def problem(self) -> str | None:
         return self.missing
 
+    def describe(self) -> str:
+        return "fake pairs"
+
     def make(self, store: Any, rank: int, index: int, timeout: float, watch: Any) -> FakePair:
         if self.unmakable is not None:
             raise RuntimeError(self.unmakable)
