@@ -5,23 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from aiorlinf.address import WorkerAddress
-from aiorlinf.backends.shm.arena import ArenaStats
-from aiorlinf.backends.shm.descriptors import abstract_listener, abstract_name
 from aiorlinf.channel.host import ChannelHost
 from aiorlinf.channel.hub import ChannelHub
 from aiorlinf.channel.pending import seen_channels
 from aiorlinf.channel.spawn import end_of_job
 from aiorlinf.channel.worker_calls import ChannelCalls
-from aiorlinf.codec.pool import BufferPoolStats
-from aiorlinf.codec.registry import probe
 from aiorlinf.collective.collective import Collective
 from aiorlinf.collective.exchange import Exchange
 from aiorlinf.collective.job_calls import JobCalls
@@ -31,23 +25,18 @@ from aiorlinf.config import JobConfig
 from aiorlinf.device.registry import parse_device
 from aiorlinf.errors import AiorlinfError, ClosedError, DeclaredDead, UsageError
 from aiorlinf.link import diagnosis
+from aiorlinf.link.enrolment import Enrolment
 from aiorlinf.link.launched import FLUSH_S, ending, heed_launcher
-from aiorlinf.link.link import LinkStats
 from aiorlinf.link.me import Self
-from aiorlinf.link.past import EndedLinks
 from aiorlinf.link.pending import PendingOperation
 from aiorlinf.link.report import make_report
 from aiorlinf.link.table import LinkTable
 from aiorlinf.link.trace import TraceCalls
-from aiorlinf.manager.embedded import EmbeddedManager, acquire_embedded, embedded_users
+from aiorlinf.link.worker_stats import WorkerStats, count_worker
 from aiorlinf.manager.lifeline import Lifeline
 from aiorlinf.manager.membership import Membership
 from aiorlinf.manager.mirror import News
-from aiorlinf.manager.protocol import WorkerRecord
-from aiorlinf.manager.under_torchrun import host_manager, meet_manager
-from aiorlinf.rendezvous.hosts import host_identity, host_labels, interface_host, open_listener, process_identity
 from aiorlinf.rendezvous.settings import TRACE_ENV, Backend, ConfigSource, JoinSettings
-from aiorlinf.rendezvous.tls import tls_of
 from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.home import LoopHome
 from aiorlinf.work.loop_thread import LoopThread
@@ -60,39 +49,6 @@ if TYPE_CHECKING:
 __all__ = ["Worker", "WorkerStats", "init"]
 
 log: logging.Logger = logging.getLogger("aiorlinf")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStats:
-    """Counters of one worker.
-
-    Attributes:
-        address: ours.
-        links: one record per link that is up or being made.
-        ended_links: what those have carried that have ended, one record per peer.
-        shared_memory: of this worker's sends; None before it has joined.
-        buffer_pool: memory that payloads are received into on the stream and gloo.
-        compression: what is in use, and what it did for all links together; None if the job does not compress.
-    """
-
-    address: str
-    links: tuple[LinkStats, ...]
-    shared_memory: ArenaStats | None
-    buffer_pool: BufferPoolStats
-    compression: dict[str, Any] | None
-    ended_links: tuple[EndedLinks, ...] = ()
-
-    def __str__(self) -> str:
-        lines = [f"{self.address}: {len(self.links)} link{'' if len(self.links) == 1 else 's'}"]
-        lines += [f"  {line}" for link in self.links for line in str(link).splitlines()]
-        lines += [f"  {ended}" for ended in self.ended_links]
-        for name, part in (("shared memory", self.shared_memory), ("buffer pool", self.buffer_pool)):
-            if part is not None:
-                figures = ((field.name, getattr(part, field.name)) for field in fields(part))
-                lines.append(f"  {name}: {', '.join(f'{name} {value}' for name, value in figures)}")
-        if self.compression is not None:
-            lines.append(f"  compression: {', '.join(f'{name} {_shown(value)}' for name, value in self.compression.items())}")
-        return "\n".join(lines)
 
 
 def init(
@@ -187,11 +143,8 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
     def __init__(self, settings: JoinSettings, home: LoopHome, thread: LoopThread | None, device: torch.device | None = None) -> None:
         self.address: WorkerAddress = settings.address
         self.home: LoopHome = home
-        self._settings = settings
         self._thread = thread
         diagnosis.register(self)
-        self._embedded: EmbeddedManager | None = None
-        self._manager: Lifeline | None = None
         self._self: Self | None = None
         self._closing: AsyncWork[None] | None = None
         self._failure: str | None = None
@@ -201,6 +154,7 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
         config = settings.config or JobConfig()
         self._table = LinkTable(home, settings.address, self._ready)
         self._table.device = device
+        self._enrolment = Enrolment(home, settings, self._table)
         self._exchange = Exchange(home, self._table, config.cluster.collective, device)
         self.collective: Collective = Collective(self._exchange)
         self._channels = ChannelHub(self._exchange)
@@ -215,78 +169,17 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
         self._starting.add_done_callback(self._after_start)
 
     async def _start(self) -> None:
-        settings = self._settings
-        manager = settings.manager
-        token = settings.token
-        torchrun = settings.torchrun
-        if torchrun is not None and torchrun.rank:
-            manager, token = await meet_manager(self.home, torchrun, settings.config, token)
-        elif manager is None:
-            acquiring: AsyncWork[EmbeddedManager]
-            if torchrun is not None:
-                acquiring = self.home.submit(host_manager, torchrun, settings.config, token, settings.by_rank)
-            else:
-                acquiring = self.home.submit(acquire_embedded, settings.config, token)
-            try:
-                self._embedded = await asyncio.shield(acquiring)
-            except asyncio.CancelledError:
-                self._embedded = await acquiring  # it cannot be recalled; closing gives it back
-                raise
-            manager, token = self._embedded.address, self._embedded.token
-        limits = None if settings.config is None else settings.config.cluster.network
-        tls = self._table.tls = tls_of(limits if self._embedded is None else self._embedded.config.cluster.network)
-        life = self._manager = Lifeline(self.home, self.address, manager, token, limits, tls)
+        me, life = await self._enrolment.enrol(self._listen_to)
+        self._self = me
+        self._exchange.configure(me.config.cluster.collective)
+        self._exchange.asking.inspect = life.inspect
+        self._trace_into(os.environ.get(TRACE_ENV), me.identity)
+        self._ready.set_result((me, life))
+
+    def _listen_to(self, life: Lifeline) -> None:
         life.on_news = self._take_news
         life.on_dead = self._declared_dead
         life.make_report = self.report
-        host_id = host_identity()
-        # Registering needs the port, and the configuration says where to listen: so the manager tells it before.
-        config = await life.connect()
-        network = config.cluster.network
-        codecs = probe(config.cluster.collective.tensor_compression)
-        host = network.bind_host
-        if network.interface is not None:
-            host = interface_host(network.interface)
-        elif host == "auto":
-            host = life.local_host
-        listener = await open_listener(host, network.port_range)
-        memory = self._table.share_memory(config)
-        unix = _unix_listener()
-        try:
-            details: dict[str, Any] = {
-                "port": listener.getsockname()[1],
-                "devices": ["cpu"],
-                "labels": host_labels(settings.labels, config.cluster.topology.of(self.address)),
-                "host_id": host_id,
-                "unix": "" if unix is None else unix[0],
-            }
-            registration = await life.register(host=network.advertise_host or (host if network.interface is not None else None), **details)
-            record = WorkerRecord(*registration.identity, host=registration.host, pid=os.getpid(), process=process_identity(), **details)
-            me = Self(
-                identity=registration.identity,
-                job=registration.job,
-                token=token or b"",
-                host_id=host_id,
-                config=registration.config,
-                backend=settings.backend or registration.config.cluster.collective.backend,
-                expected=None if registration.expected is None else frozenset(registration.expected),
-                record=record.to_dict(),
-                encrypted=tls is not None,
-                shared=memory.hello(),
-                codecs=codecs,
-                began=registration.began,
-            )
-            await self._table.serve(listener, None if unix is None else unix[1], me, life)
-        except BaseException:
-            listener.close()
-            if unix is not None:
-                unix[1].close()
-            raise
-        self._self = me
-        self._exchange.configure(registration.config.cluster.collective)
-        self._exchange.asking.inspect = life.inspect
-        self._trace_into(os.environ.get(TRACE_ENV), registration.identity)
-        self._ready.set_result((me, life))
 
     def _after_start(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
@@ -412,6 +305,10 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
         """The job's secret. Raises UsageError before the worker has joined."""
         return self._joined().token
 
+    @property
+    def _manager(self) -> Lifeline | None:
+        return self._enrolment.life
+
     def _joined(self) -> Self:
         if self._self is None:
             raise UsageError(f"{self.address} has not joined yet", hint="await it first")
@@ -511,8 +408,8 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
     def stats(self) -> WorkerStats:
         """Counters of all links. From another thread than the worker's this waits for the worker's loop."""
         if self.home.on_home() or self.home.closed:
-            return self._count()
-        work: AsyncFuncWork[WorkerStats] = AsyncFuncWork(self.home, self._count, (), {})
+            return count_worker(str(self.address), self._table)
+        work: AsyncFuncWork[WorkerStats] = AsyncFuncWork(self.home, count_worker, (str(self.address), self._table), {})
         self.home.call(work._start_alone)
         return work.wait()
 
@@ -536,17 +433,6 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
         Any thread, without waiting; from another one than the worker's it may raise RuntimeError, and can be tried again.
         """
         return make_report(self._table, self.home, lambda: [] if self._host is None else seen_channels(self._host))
-
-    def _count(self) -> WorkerStats:
-        table = self._table
-        return WorkerStats(
-            address=str(self.address),
-            links=tuple(link.stats() for link in table.links()),
-            shared_memory=None if table.memory is None else table.memory.stats(),
-            buffer_pool=table.pool.stats(),
-            compression=None if table.coding is None else table.coding.stats(),
-            ended_links=table.carried.all(),
-        )
 
     def __repr__(self) -> str:
         if self._closing is not None:
@@ -580,10 +466,7 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
         try:
             self.home.call(self._begin_close, work, timeout)
         except AiorlinfError:  # the loop has ended before us: nothing is left to flush
-            if self._manager is not None:
-                self._manager.abandon()
-            if self._embedded is not None:
-                self._embedded.release()
+            self._enrolment.abandon()
         return work
 
     def _begin_close(self, work: AsyncWork[None], timeout: float | None) -> None:
@@ -611,12 +494,7 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
             self._table.abort()
             if self._table.trace is not None:
                 await self._table.trace.close()
-            if self._manager is not None:
-                await self._manager.close(min(timeout, 2.0))
-            if self._embedded is not None:
-                if embedded_users(self._embedded.address) == 1:  # the job ends with its manager
-                    await self.home.submit(end_of_job, self._embedded.address)
-                await self.home.submit(self._embedded.release)
+            await self._enrolment.leave(min(timeout, 2.0), end_of_job)
             await self.home.close()
 
     def _after_close(self, task: asyncio.Task[None], work: AsyncWork[None]) -> None:
@@ -626,26 +504,10 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
         if task.cancelled():
             if self._table.trace is not None:
                 self._table.trace.abandon()
-            if self._manager is not None:
-                self._manager.abandon()
-            if self._embedded is not None:
-                self._embedded.release()
+            self._enrolment.abandon()
         work._finish(None)
         if self._thread is not None:
             self._thread.stop()
-
-
-def _unix_listener() -> tuple[str, socket.socket] | None:
-    """A listening socket for peers on this host, and its name; None where there is no abstract namespace."""
-    name = abstract_name("link")
-    try:
-        return name, abstract_listener(name, socket.SOCK_STREAM)
-    except (OSError, AttributeError):
-        return None
-
-
-def _shown(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else f"{value}"
 
 
 def _look(future: asyncio.Future[Any]) -> None:

@@ -47,7 +47,7 @@ async def test_a_range_of_ports_leaves_no_room_for_nccl(
     fake: FakeAccelerator, maker: FakeMaker, monkeypatch: pytest.MonkeyPatch, hosts: int
 ) -> None:
     numbers = itertools.cycle(range(hosts))
-    monkeypatch.setattr("aiorlinf.worker.host_identity", lambda: f"host {next(numbers)}")
+    monkeypatch.setattr("aiorlinf.link.enrolment.host_identity", lambda: f"host {next(numbers)}")
     config: dict[str, Any] = {"cluster": {"network": {"port_range": range_of_ports()}}}
     async with init("a:0", backend="nccl", config=config) as a, init("b:0", device="fake:1") as b:
         sent = a.send(fake.late(VALUES), "b:0")
@@ -66,7 +66,7 @@ async def test_where_nccl_must_be_used_and_may_not_that_is_an_error(
     fake: FakeAccelerator, maker: FakeMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = itertools.count()
-    monkeypatch.setattr("aiorlinf.worker.host_identity", lambda: f"host {next(numbers)}")
+    monkeypatch.setattr("aiorlinf.link.enrolment.host_identity", lambda: f"host {next(numbers)}")
     config: dict[str, Any] = {"cluster": {"collective": {"fallback": False}, "network": {"port_range": range_of_ports()}}}
     async with init("a:0", backend="nccl", config=config) as a, init("b:0", device="fake:1") as b:
         receiving = b.recv("a:0")

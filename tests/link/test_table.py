@@ -335,7 +335,7 @@ async def test_closing_in_the_moment_in_which_a_connection_is_reset(
 ) -> None:
     """The kernel knows already, the loop does not: the other links are closed in order all the same."""
     hosts = itertools.count()
-    monkeypatch.setattr("aiorlinf.worker.host_identity", lambda: f"host {next(hosts)}")
+    monkeypatch.setattr("aiorlinf.link.enrolment.host_identity", lambda: f"host {next(hosts)}")
     async with workers("a:0", "b:0", "c:0") as (a, b, c):
         for other in (b, c):
             await asyncio.gather(a.send("x", other.address), other.recv("a:0"))

@@ -59,7 +59,7 @@ def member(address: str, service: Any, files: Mapping[str, str] | None, **networ
 def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers take themselves to be on different hosts."""
     numbers = itertools.count()
-    monkeypatch.setattr("aiorlinf.worker.host_identity", lambda: f"host {next(numbers)}")
+    monkeypatch.setattr("aiorlinf.link.enrolment.host_identity", lambda: f"host {next(numbers)}")
 
 
 def socket_of(worker: Worker, peer: str) -> Any:
