@@ -176,7 +176,12 @@ class Receiver:
         if not flags and (receive := self.mailbox.waiting_plain(key)) is not None:
             # The common case in one go: somebody waits for it, nobody waits for an answer.
             self.payload_bytes += size
-            if self.window.pass_through(size + FRAME_COST):
+            try:
+                urgent = self.window.pass_through(size + FRAME_COST)
+            except WireError:
+                self.mailbox.post(key, receive, at_head=True)  # who is taken from the mailbox must be served: it ends with the link
+                raise
+            if urgent:
                 self._report()
             elif not self._report_scheduled:
                 self._report_later()

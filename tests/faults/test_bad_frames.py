@@ -24,13 +24,22 @@ _BAD = {
     "a START of nothing": frame(FrameType.START, 7, bytes(16)),
     "a RELEASE of nothing": frame(FrameType.RELEASE, 0, bytes(16)),
     "an unknown type": frame(200, 0),
+    **{
+        f"more than the window, {what}": frame(FrameType.DATA, 5, bytes(20_000)) * 3 + frame(FrameType.DATA, tag, bytes(20_000), flags)
+        for what, tag, flags in (
+            ("where somebody waits for it", 0, 0),
+            ("where somebody waits and an answer is wanted", 0, Flag.WANT_REPLY),
+            ("where somebody waits for a tensor", 1, 0),
+            ("where nobody waits", 5, 0),
+        )
+    },
 }
 
 
 @pytest.mark.parametrize("what", _BAD)
 def test_whoever_waits_is_told(what: str) -> None:
     loop = StepLoop()
-    config = CollectiveConfig(backend="stream")
+    config = CollectiveConfig(backend="stream", window_bytes=1 << 16, max_message_bytes=1 << 16, inline_max_bytes=1 << 15)
     one, two = Side(StepHome(loop), "a:0", "b:0", config), Side(StepHome(loop), "b:0", "a:0", config)
     join(loop, one, two)
     one.up()
