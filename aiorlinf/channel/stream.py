@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiorlinf.channel.entries import encode_key
@@ -47,7 +48,21 @@ class GetStream:
         work: somebody waits for the next value; None if nobody does.
     """
 
-    __slots__ = ("_conversation", "_count", "_key", "_order", "_values", "key", "lease", "number", "port", "target", "wish", "work")
+    __slots__ = (
+        "_asked",
+        "_conversation",
+        "_count",
+        "_key",
+        "_order",
+        "_values",
+        "key",
+        "lease",
+        "number",
+        "port",
+        "target",
+        "wish",
+        "work",
+    )
 
     def __init__(self, port: _Port, conversation: _Conversation, key: Key, count: int, wish: Wish) -> None:
         self.port: _Port = port
@@ -61,6 +76,7 @@ class GetStream:
         self._key = b"" if key is None else encode_key(key)
         self._count = count
         self._order: deque[int] = deque()
+        self._asked: dict[int, float] = {}  # when each get began, while a trace is recorded
         self._values: dict[int, tuple[Any, Sequence[int]] | BaseException] = {}
         conversation.streams.add(self)
 
@@ -76,6 +92,8 @@ class GetStream:
         while len(order) < self._count:
             conversation.start_get(self, self.port.number, 0, 0.0, 0, self._key)
             order.append(self.number)
+            if self.port.home.trace is not None:
+                self._asked[self.number] = monotonic()
 
     @property
     def ready(self) -> bool:
@@ -115,18 +133,28 @@ class GetStream:
             else:
                 conversation.send_values_back(number, [found[0]], found[1])
         self._values.clear()
+        self._asked.clear()
 
     # ---- the conversation's side
 
     def arrived(self, number: int, value: Any, messages: Sequence[int]) -> None:
         """What get `number` was given."""
         self._values[number] = (value, messages)
+        if self._asked:
+            self._trace(number, "done")
         self._tell(number)
 
     def failed(self, number: int, error: BaseException) -> None:
         """Get `number` has failed."""
         self._values[number] = error
+        if self._asked:
+            self._trace(number, "failed")
         self._tell(number)
+
+    def _trace(self, number: int, how: str) -> None:
+        asked, trace = self._asked.pop(number, None), self.port.home.trace
+        if asked is not None and trace is not None:
+            trace.ahead("prefetched get", f"channel {self.port.name!r}", asked, how)
 
     def _tell(self, number: int) -> None:
         work = self.work

@@ -83,6 +83,11 @@ class Recorder:
         if not self._closed:
             self.record((CALL, begun, monotonic(), work.operation, subject, STATE_NAMES[work._state], work.site))
 
+    def ahead(self, operation: str, subject: str, begun: float, how: str) -> None:
+        """A get of `prefetch`, which nobody called, has been served."""
+        if not self._closed:
+            self.record((CALL, begun, monotonic(), operation, subject, how, ""))
+
     # ---- files
 
     def _spill(self) -> None:

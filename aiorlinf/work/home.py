@@ -42,6 +42,9 @@ class Tracer(Protocol):
     def call(self, work: AsyncWork[Any], subject: str) -> None:
         """This call has begun, and concerns that."""
 
+    def ahead(self, operation: str, subject: str, begun: float, how: str) -> None:
+        """What has begun then, by itself and without a work, ends now, in this way (one of `work.base.STATE_NAMES`)."""
+
 
 class Advancing(Protocol):
     """Something the trampoline can push one step forward."""

@@ -170,12 +170,18 @@ async def test_calls_of_channels_and_collectives(tmp_path: Path) -> None:
             channel = await a.create_channel("c")
             await channel.put("x")
             assert await channel.get() == "x"
+            await channel.put("y")
+            await channel.put("z")
+            async with channel.prefetch(2) as items:
+                assert [await anext(items), await anext(items)] == ["y", "z"]
             works = [each.gather(each.address, root="a:0", members=["a:0", "b:0"]) for each in (a, b)]
             assert await works[0] == ["a:0", "b:0"]
             await works[1]
     found = slices(tmp_path / "a.json")
     assert [one["name"] for one in found if one["row"] == "collectives"] == ["gather of 2 workers"]
-    assert {"put channel 'c'", "get channel 'c'"} <= {one["name"] for one in found if one["row"] == "channels"}
+    calls = [one["name"] for one in found if one["row"] == "channels"]
+    assert {"put channel 'c'", "get channel 'c'"} <= set(calls)
+    assert calls.count("prefetched get channel 'c'") == 2, "met by prefetch, which makes no work for each"
 
 
 @pytest.mark.asyncio
