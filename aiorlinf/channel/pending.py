@@ -6,15 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiorlinf.channel.entries import GETS, LIFE, PUTS, REPLIES, REQUESTS, RETURNS
+from aiorlinf.channel.records import KEYS_KEPT
 from aiorlinf.link.pending import PendingOperation, since
 
 if TYPE_CHECKING:
     from aiorlinf.address import WorkerAddress
     from aiorlinf.channel.calls import GetCall, PutCall
+    from aiorlinf.channel.records import Key
     from aiorlinf.channel.stream import GetStream
     from aiorlinf.work.base import AsyncWork
 
-__all__ = ["CONTEXTS", "Holder", "asks_under_way", "calls_under_way", "seen_channels"]
+__all__ = ["CONTEXTS", "Holder", "asks_under_way", "calls_under_way", "seen_channels", "shown_key"]
 
 CONTEXTS = (REQUESTS, REPLIES, PUTS, GETS, RETURNS, LIFE)
 """What channels' own messages have."""
@@ -68,7 +70,8 @@ def asks_under_way(asks: Iterable[AsyncWork[Any]], host: WorkerAddress) -> Itera
 def seen_channels(host: Holder) -> list[dict[str, Any]]:
     """The channels that a channel worker holds, as JSON values: what `channel.stats()` tells, and which workers are behind the names.
 
-    `workers` has two tables, `producers` and `consumers`: by name, the address of the worker.
+    `workers` has two tables, `producers` and `consumers`: by name, the address of the worker. `takes` has, by the name of the consumer, the
+    keys that it has asked for so far, or None if they are many.
     """
     found = []
     for hosted, stats in host.stats():
@@ -81,5 +84,22 @@ def seen_channels(host: Holder) -> list[dict[str, Any]]:
                     workers["producers"][port.handle.producer_name] = str(session.peer)
                 if port.handle.consumer is not None:
                     workers["consumers"][port.handle.consumer_name] = str(session.peer)
-        found.append({**stats.to_dict(), "workers": workers})
+        takes = {each.name: _keys(list(each.keys)) for each in list(hosted.queue.dispatch.consumers)}
+        data = stats.to_dict()
+        for told, each in zip(data["keys"], stats.keys, strict=True):
+            told["key"] = shown_key(each.key)
+        found.append({**data, "workers": workers, "takes": takes})
     return found
+
+
+def _keys(keys: list[Key]) -> list[str | int | None] | None:
+    return None if len(keys) >= KEYS_KEPT else sorted(map(shown_key, keys), key=str)
+
+
+def shown_key(key: Key) -> str | int | None:
+    """A key as a JSON value, for people: bytes, and what no JSON number or text can hold, as Python writes them."""
+    if isinstance(key, int):
+        return key if abs(key) < 1 << 53 else repr(key)
+    if isinstance(key, str):
+        return key if key.isprintable() else repr(key)
+    return None if key is None else repr(key)

@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 
 from aiorlinf.channel.meters import RateMeter, Speed
 
-__all__ = ["Consumer", "Delivery", "Get", "Item", "ItemInfo", "Key", "Producer", "Put", "PutState", "Rejected", "Told"]
+__all__ = ["KEYS_KEPT", "Consumer", "Delivery", "Get", "Item", "ItemInfo", "Key", "Producer", "Put", "PutState", "Rejected", "Told"]
 
 Key = str | int | bytes | None
 """Keys are independent FIFOs. None is one of them, the one that is used when no key is given."""
+
+KEYS_KEPT = 64
+"""So many keys of a consumer are remembered; one who has as many may ask for any."""
 
 
 class Producer:
@@ -52,6 +55,7 @@ class Consumer:
         busy_seconds: how long it has worked on what it finished.
         head_start: seconds of work that the others had done when it came; with `busy_seconds` comparable to theirs.
         asking: its gets that wait.
+        keys: that it has asked for, the first `KEYS_KEPT` of them; for people who want to know whom a put waits for.
     """
 
     __slots__ = (
@@ -62,6 +66,7 @@ class Consumer:
         "busy_seconds",
         "free_memory",
         "head_start",
+        "keys",
         "labels",
         "name",
         "open",
@@ -87,6 +92,7 @@ class Consumer:
         self.head_start: float = 0.0
         self.speed_meter: Speed = Speed()
         self.asking: int = 0
+        self.keys: set[Key] = set()
         self.taken: RateMeter = RateMeter()
         self.redeliveries: int = 0
         self.open: dict[Delivery, None] = {}  # handed over, neither taken nor given back
@@ -133,6 +139,8 @@ class Consumer:
 
     def asks(self, get: Get, now: float) -> None:
         """It wants more, so it has finished what it got first."""
+        if get.key not in self.keys and len(self.keys) < KEYS_KEPT:
+            self.keys.add(get.key)
         if self._unfinished and not get.lease and not self._unfinished[0].get.lease:
             self._finished(self._unfinished.popleft(), now)
 

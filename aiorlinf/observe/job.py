@@ -128,10 +128,13 @@ def waits_of(workers: Sequence[WorkerState]) -> list[Wait]:
 
 
 def _of_channel(call: Mapping[str, Any], channel: Mapping[str, Any]) -> set[str]:
-    """Whom a call of a channel waits for: a get for those who may still put, a put for those who get."""
+    """Whom a call of a channel waits for: a get for those who may still put, a put for those who take what fills the channel."""
     workers = channel["workers"]
     if call["operation"].startswith("put"):
-        return set(workers["consumers"].values())
+        full_of = {each["key"] for each in channel["keys"] if each["length"]}
+        takes = channel["takes"]
+        able = {name for name in workers["consumers"] if not (known := takes.get(name)) or not full_of.isdisjoint(known)}
+        return {worker for name, worker in workers["consumers"].items() if name in able or not able}
     open_ones = {each["name"] for each in channel["producers"] if each["state"] == "open"}
     return {worker for name, worker in workers["producers"].items() if name in open_ones}
 

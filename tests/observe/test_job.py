@@ -163,6 +163,29 @@ async def test_a_get_waits_for_any_producer_and_a_put_for_any_consumer() -> None
 
 
 @pytest.mark.asyncio
+async def test_a_put_waits_for_who_takes_the_keys_that_fill_the_channel() -> None:
+    async with init("channel.c:0") as held, init("a:0") as a, init("b:0") as b, init("c:0") as c, tool(a) as client:
+        held.hold_channels()
+        putting = await a.create_channel("c", maxsize=2)
+        takes, others = await b.connect_channel("c"), await c.connect_channel("c")
+        strange = b"\xff" + bytes(3)
+        for key, channel in (("a", takes), (strange, others)):
+            await putting.put(1, key=key)
+            assert await channel.get(key=key) == 1
+        await putting.put(2, key="a")
+        await putting.put(3, key="a")
+        full = putting.put(4, key="a")
+        state = await look(client, lambda state: bool(state.waits) and bool(state.waits[0].targets))
+        (wait,) = state.waits
+        assert (wait.worker, wait.targets) == ("a:0", ("b:0",))
+        (channel_seen,) = state.channels()
+        assert [(each["key"], each["length"]) for each in channel_seen["keys"] if each["length"]] == [("a", 2)]
+        assert sorted(channel_seen["takes"].values()) == [["a"], [repr(strange)]]
+        assert [await takes.get(key="a") for _ in range(3)] == [2, 3, 4]
+        await full
+
+
+@pytest.mark.asyncio
 async def test_what_is_on_its_way_waits_for_nobody() -> None:
     facts = {"operation": "recv", "peer": "b:0", "tag": 0, "context": 0, "subject": "", "channel": "", "waits_for": ["b:0"], "site": None}
     async with init("a:0") as a, tool(a) as client:

@@ -46,12 +46,22 @@ def wait(peer: str, age: float) -> dict[str, Any]:
 
 
 def channel() -> dict[str, Any]:
-    consumers = [{"name": name, "rate": rate, "waiting_gets": 1} for name, rate in (("x", 9.0), ("y", 1.0))]
-    facts = {"name": "traj", "worker": "channel.traj:0", "length": 4, "maxsize": 4, "held_bytes": 5_000_000, "ended": False}
+    of_each = {"waiting_gets": 1, "pending": 0}
+    consumers = [{"name": name, "rate": float(taken), "taken": taken, **of_each} for name, taken in (("x", 9), ("y", 1))]
+    keys = [{"key": key, "length": 2, "bytes": 9, "oldest_age": 3.0, "waiting_gets": 0} for key in ("a", None)]
+    facts: dict[str, Any] = {"name": "traj", "worker": "channel.traj:0", "length": 4, "maxsize": 4, "held_bytes": 5_000_000, "ended": False}
     rates = {"put_rate": 12.0, "get_rate": 10.0, "waiting_puts": 3}
     producers = [{"name": "p", "state": "open"}, {"name": "q", "state": "lost"}]
     workers = {"producers": {"p": "a:0"}, "consumers": {"x": "b:0"}}
-    return {**facts, **rates, "keys": [{"oldest_age": 3.0}], "consumers": consumers, "producers": producers, "workers": workers}
+    return {
+        **facts,
+        **rates,
+        "takes": {"x": ["a"], "y": None},
+        "keys": keys,
+        "consumers": consumers,
+        "producers": producers,
+        "workers": workers,
+    }
 
 
 def report(clock: float, links: list[Any], pending: list[Any], **more: Any) -> dict[str, Any]:
@@ -98,6 +108,9 @@ def test_plain_tables_show_who_waits_for_whom() -> None:
         assert part in text, text
     for part in ("100 kB/s", "traj", "4/4", "5.0 MB", "56%", "train.py:7", "1 (3 wait)", "2 (2 wait)"):
         assert part in text, text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["traj", "a", "2", "9", "B", "3.0", "s", "0", "x,", "y"] in lines
+    assert ["traj", "x", "b:0", "90%", "9", "9.0", "0"] in lines
 
 
 def test_what_is_unread_is_shown_with_its_tags() -> None:

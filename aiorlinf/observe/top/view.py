@@ -46,7 +46,7 @@ def heading(now: JobState) -> str:
 
 def sections(now: JobState, before: JobState | None, most: int) -> list[Section]:
     """The tables, each with at most so many rows; those that would be empty are left out."""
-    every = [_circles(now), _workers(now), _links(now, before), _channels(now), _waits(now)]
+    every = [_circles(now), _workers(now), _links(now, before), _channels(now), _keys(now), _consumers(now), _waits(now)]
     return [
         Section(title, columns, tuple(rows[:most]), max(0, len(rows) - most))
         for title, columns, rows in every
@@ -137,6 +137,46 @@ def _channels(now: JobState) -> _Table:
             )
         )
     return "channels", ("channel", "at", "items", "bytes", "oldest", "puts/s", "gets/s", "producers", "consumers", "balance"), rows
+
+
+def _keys(now: JobState) -> _Table:
+    """Of channels that have other keys than the usual one."""
+    rows = [
+        (
+            Cell(channel["name"]),
+            Cell("" if key["key"] is None else f"{key['key']}"),
+            _number(key["length"], "warning" if key["length"] and not takers else ""),
+            Cell(_size(key["bytes"]), right=True),
+            _age(key["oldest_age"] if key["length"] else None),
+            _number(key["waiting_gets"]),
+            Cell(", ".join(takers)),
+        )
+        for channel in now.channels()
+        if any(key["key"] is not None for key in channel["keys"])
+        for key in channel["keys"]
+        for takers in [[name for name, keys in channel["takes"].items() if keys is None or key["key"] in keys]]
+    ]
+    return "keys of channels", ("channel", "key", "items", "bytes", "oldest", "gets wait", "taken by"), rows
+
+
+def _consumers(now: JobState) -> _Table:
+    """Of channels that have several."""
+    rows = [
+        (
+            Cell(channel["name"]),
+            Cell(each["name"]),
+            Cell(channel["workers"]["consumers"].get(each["name"], "")),
+            Cell(f"{each['taken'] / taken:.0%}" if taken else "", right=True),
+            _number(each["taken"]),
+            _rate(each["rate"]),
+            _number(each["pending"]),
+        )
+        for channel in now.channels()
+        if len(channel["consumers"]) > 1
+        for taken in [sum(each["taken"] for each in channel["consumers"])]
+        for each in channel["consumers"]
+    ]
+    return "consumers of channels", ("channel", "consumer", "worker", "share", "items", "items/s", "pending"), rows
 
 
 def _waiting(all_of_them: int, waiting: int) -> str:
