@@ -267,6 +267,13 @@ def test_membership_measures_jobs_of_several_sizes() -> None:
     assert "Cost with 40 workers to that with 20: join " in done.stdout
 
 
+def test_pending_events_are_measured() -> None:
+    done = bench("events", "--pending", "500", "--turns", "50")
+    assert done.returncode == 0, done.stderr
+    assert "| a turn of the loop, in time of its thread |" in done.stdout
+    assert "0 more" in done.stdout
+
+
 def test_deaths_are_timed() -> None:
     done = bench("deaths", "--kills", "3", "--freezes", "1", "--heartbeat", "1.5")
     assert done.returncode == 0, done.stderr

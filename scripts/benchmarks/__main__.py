@@ -34,6 +34,7 @@ OTHERS: Final = {
     "rollout": "rollout",
     "trace": "tracing",
     "deaths": "deaths",
+    "events": "events",
 }
 """Those with options of their own, and the modules with a SUMMARY and a `main`. Imported when they are used: some are heavy."""
 

@@ -1,0 +1,134 @@
+"""What must not be removed from the code that works with accelerators, and the tests that fail when it is.
+
+Each mutant takes out one wait for an event, one `hold`, or one turn. `test_mutants.py` holds this list against the code: every such
+line is in it, once. To let the tests kill them, each in a copy of the project (some minutes): ``python -m tests.device.mutants [TEXT]``,
+where the text picks those with it in their name.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["FILES", "MUTANTS", "Mutant", "main", "mutated"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+STAGING = "tests/device/test_staging.py"
+DEVICES = "tests/device/test_devices.py"
+CHANNEL = "tests/channel/test_devices.py"
+STEPS = "tests/link/test_staging_steps.py"
+
+
+class Mutant(NamedTuple):
+    """One of them.
+
+    Attributes:
+        file: under ``aiorlinf``.
+        code: what is there; it is there once.
+        instead: what the mutant has.
+        killers: arguments of pytest; the tests that they name fail with it.
+    """
+
+    file: str
+    code: str
+    instead: str
+    killers: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.file}: {self.code.strip()}"
+
+
+FILES = ["channel/on_device.py", "collective/devices.py", "link/device_in.py", "link/device_out.py", "link/staging.py"]
+"""Those whose waits and holds are all in the list."""
+
+MUTANTS = [
+    # ---- waits for events, on the sending side
+    Mutant("link/staging.py", "runtime.wait(stream, event)\n            streams[device]", "streams[device]", (STAGING,)),
+    Mutant("link/device_out.py", "runtime.wait(stream, ready)", "pass", (DEVICES, "-k", "copies_from or same_device")),
+    Mutant("link/device_out.py", "runtime.wait(runtime.side_stream(index, maker.out), ready)", "pass", (DEVICES, "-k", "test_a_pair")),
+    Mutant("collective/devices.py", "runtime.wait(runtime.current_stream(index), event)", "pass", ("tests/collective/test_on_devices.py",)),
+    # ---- on the receiving side
+    Mutant(
+        "link/device_in.py", "runtime.wait(stream, runtime.open_event(handle, where[uuid]))", "pass", (DEVICES, "-k", "copies_from or same")
+    ),
+    Mutant("link/staging.py", "runtime.wait(stream, ready.event)", "pass", (STAGING,)),
+    Mutant(
+        "link/staging.py",
+        "runtime.wait(stream, other.record(other.side_stream(other_index, IN)))",
+        "pass",
+        (DEVICES, "-k", "where_a_receive", CHANNEL),
+    ),
+    Mutant("link/staging.py", "runtime.wait(stream, event)\n        for tensor", "pass\n        for tensor", (STEPS,)),
+    Mutant("link/staging.py", "runtime.wait(current, runtime.record(stream))", "pass", (STEPS, STAGING)),
+    Mutant("link/staging.py", "watch_events(home, list(events), settle, tensors)", "settle(None)", (STAGING,)),
+    # ---- in channels
+    Mutant("channel/on_device.py", "runtime.wait(runtime.side_stream(index, IN), event)", "pass", (CHANNEL,)),
+    Mutant("channel/on_device.py", "runtime.wait(stream, event)", "pass", (CHANNEL,)),
+    # ---- memory that is used by other streams than the one it was made for
+    Mutant("link/staging.py", "runtime.hold(memory, stream)", "pass", (STAGING,)),
+    Mutant("link/staging.py", "runtime.hold(tensor, stream)\n    return bool", "pass\n    return bool", (STEPS,)),
+    Mutant("link/staging.py", "runtime.hold(tensor, stream)\n        runtime.wait", "runtime.wait", (STEPS, STAGING)),
+    Mutant("link/staging.py", "runtime.hold(source, stream)\n        return host", "pass\n        return host", (STAGING, DEVICES)),
+    Mutant("link/staging.py", "user_runtime.hold(out, stream)", "pass", (STAGING, DEVICES)),
+    Mutant("link/staging.py", "runtime.hold(out, stream)\n    if not source", "pass\n    if not source", (STAGING,)),
+    Mutant("link/staging.py", "other.hold(source, stream)", "pass", (DEVICES, CHANNEL)),
+    Mutant("link/device_in.py", "runtime.hold(memory, user)", "pass", (DEVICES, "-k", "lives_as_long")),
+    Mutant("link/device_out.py", "runtime.hold(leaf, runtime.side_stream(index, maker.out))", "pass", (DEVICES,)),
+    Mutant("channel/on_device.py", "runtime.hold(tensor, runtime.current_stream(index))", "pass", (CHANNEL,)),
+    # ---- whose turn it is on a device
+    Mutant(
+        "device/turns.py", "if self._begun and not joins:", "if False:", ("tests/device/test_turns.py", "-k", "one_pair or share_devices")
+    ),
+    Mutant(
+        "link/device_out.py",
+        "turn = turns_of(runtime, index, OUTWARD).take(self, go, self._host.home.call_soon)",
+        "turn = type(turns_of(runtime, index, OUTWARD))().take(self, go, self._host.home.call_soon)",
+        ("tests/device/test_turns.py", "-k", "share_devices"),
+    ),
+    # ---- memory of another process that is open here
+    Mutant("device/openings.py", "self._close(self._outdated())", "pass", ("tests/device/test_openings.py",)),
+    Mutant("link/device_in.py", "if openings.has(leaves) else sys.maxsize", "", ("tests/device/test_openings.py",)),
+    Mutant("link/device_in.py", "self._copy(runtime, index, targets, start, over)", "over(None)", (DEVICES, "-k", "copies_from")),
+]
+
+
+def mutated(mutant: Mutant) -> str:
+    """The file with it. Raises AssertionError if its code is not there once."""
+    text = (ROOT / "aiorlinf" / mutant.file).read_text()
+    assert text.count(mutant.code) == 1, f"{mutant.name} is there {text.count(mutant.code)} times"
+    return text.replace(mutant.code, mutant.instead)
+
+
+def main(wanted: str = "") -> int:
+    """Let the tests kill those with this text in their names. Returns how many live."""
+    alive = 0
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place)
+        for name in ("aiorlinf", "tests"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        for mutant in MUTANTS:
+            if wanted not in mutant.name:
+                continue
+            file = copy / "aiorlinf" / mutant.file
+            before = file.read_text()
+            file.write_text(mutated(mutant))
+            command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-x", "-p", "no:cacheprovider", *mutant.killers]
+            done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+            file.write_text(before)
+            alive += done.returncode != 1  # 1: tests have failed
+            first = next((line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))), done.stdout[-200:])
+            print(f"{'killed' if done.returncode == 1 else 'ALIVE '}  {mutant.name}\n        {first}", flush=True)
+    print(f"{alive} are alive")
+    return alive
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(*sys.argv[1:])))
