@@ -43,7 +43,7 @@ class Outcomes:
 
     def __init__(self) -> None:
         self.cost: float | None = None
-        self.tries = 0
+        self.tries: int = 0
         self._last: deque[_Outcome] = deque(maxlen=_REMEMBERED)
 
     def note(self, cost: float, now: float, message: int) -> bool:

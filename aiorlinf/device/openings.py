@@ -76,8 +76,8 @@ class Openings:
     """
 
     def __init__(self, now: Callable[[], float], drop: Callable[[list[torch.Tensor]], None]) -> None:
-        self.opened = 0
-        self.reused = 0
+        self.opened: int = 0
+        self.reused: int = 0
         self._now = now
         self._drop = drop
         self._lock = threading.Lock()

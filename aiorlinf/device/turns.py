@@ -48,11 +48,11 @@ class Turn:
     __slots__ = ("call", "go", "owner", "state", "turns")
 
     def __init__(self, turns: Turns, owner: object, go: Go, call: Call) -> None:
-        self.turns = turns
-        self.owner = owner
-        self.go = go
-        self.call = call
-        self.state = _State.WAITING
+        self.turns: Turns = turns
+        self.owner: object = owner
+        self.go: Go = go
+        self.call: Call = call
+        self.state: _State = _State.WAITING
 
     @property
     def over(self) -> bool:

@@ -72,7 +72,7 @@ class DeviceIn:
         self._landing = landing
         self._lane = lane
         self._turns: set[Turn] = set()
-        self.openings = Openings(receiver.home.loop.time, self._drop)
+        self.openings: Openings = Openings(receiver.home.loop.time, self._drop)
         self._sweeping: asyncio.TimerHandle | None = None
 
     def start(self, message: Incoming, content: Content, start: Start) -> None:

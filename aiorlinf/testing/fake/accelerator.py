@@ -80,7 +80,7 @@ class FakeAccelerator:
         self._exports: dict[bytes, Block] = {}
         self._epoch = 0
         self._mapped: dict[int, int] = {}  # by address of a block
-        self.mappings = 0
+        self.mappings: int = 0
         self._events: dict[int, FakeEvent] = {}
         self._used = [0] * devices
 
