@@ -100,8 +100,14 @@ class LocalCluster:
         return worker
 
     def __getitem__(self, address: str) -> Worker:
-        """The worker that has joined under this address, in its present life. Raises KeyError."""
-        return self._living[WorkerAddress(address)]
+        """The worker that has joined under this address, in its present life. Raises KeyError, which says who is there."""
+        return self._living[self._there(address)]
+
+    def _there(self, address: str) -> WorkerAddress:
+        where = WorkerAddress(address)
+        if where not in self._living:
+            raise KeyError(f"no worker {where} in this process; there are: {', '.join(self._living) or 'none'}")
+        return where
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._living.values()))
@@ -111,14 +117,14 @@ class LocalCluster:
 
     async def leave(self, address: str) -> None:
         """It closes: what others wait for from it fails with `PeerLeft`. Raises KeyError. Cancelling leaves it closing."""
-        await self._living.pop(WorkerAddress(address)).close()
+        await self._living.pop(self._there(address)).close()
 
     async def kill(self, address: str) -> None:
         """It is gone from one moment to the next, as if its process had been killed: the others get `PeerLost`, it itself `ClosedError`.
 
         Raises KeyError. Cancelling leaves it half gone, until the cluster ends.
         """
-        worker = self._living.pop(WorkerAddress(address))
+        worker = self._living.pop(self._there(address))
 
         def vanish() -> None:
             worker._table.condemn(lambda: ClosedError("the test has killed this worker", local=worker.address))
@@ -147,7 +153,7 @@ class LocalCluster:
     # ---- what can go wrong
 
     def between(self, one: str, other: str, *plans: Plan) -> Proxy:
-        """Put a proxy between two workers, for every link that they make from now on. It lives on the running loop and ends with this.
+        """Put a proxy between two workers, for every link that they make from now on. It lives on the running loop, as long as the cluster.
 
         With ``backend="stream"`` everything that the two exchange goes through it; otherwise large payloads go around it, in the memory of
         this host. What it does to the first bytes of a connection, it does to the proof of who is there. A link that it cuts or forgets is

@@ -33,6 +33,7 @@ import asyncio
 import dataclasses
 import functools
 import gc
+import os
 import re
 import threading
 import time
@@ -51,6 +52,7 @@ KINDS: Final = ("tasks", "threads", "descriptors", "children", "shm")
 DEFAULT_GRACE: Final = 2.0
 """Seconds that things are given to go away by themselves."""
 
+_ASYNCIO = os.path.dirname(asyncio.__file__) + os.sep
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.1
 _OF_DEFAULT_EXECUTOR = re.compile(r"asyncio_\d+")  # how asyncio names the threads of a loop's default executor
 
@@ -111,7 +113,7 @@ class Snapshot:
         """What is here but was not in ``before``, in the order of `KINDS`; kinds that are not named are left out."""
         leaks: list[Leak] = []
         if "tasks" in kinds:
-            leaks += [Leak("tasks", repr(task), thing=task) for task in self.tasks - before.tasks if not task.done()]
+            leaks += [Leak("tasks", _describe_task(task), thing=task) for task in self.tasks - before.tasks if not task.done()]
         if "threads" in kinds:
             threads = [thread for thread in self.threads - before.threads if thread.is_alive()]
             leaks += [Leak("threads", _describe_thread(thread), thing=thread) for thread in threads]
@@ -237,6 +239,15 @@ def _stand_in_class() -> type[threading.Thread]:
 
 class _NoThread(threading.Thread):
     """A class without instances."""
+
+
+def _describe_task(task: asyncio.Task[object]) -> str:
+    """The task, and where it was made: asyncio knows that only in its debug mode."""
+    frames = getattr(task, "_source_traceback", None) or ()
+    made = [frame for frame in frames if not frame.filename.startswith(_ASYNCIO)]
+    if not made:
+        return f"{task!r} (PYTHONASYNCIODEBUG=1 shows where it was made)"
+    return f"{task!r}, made at {made[-1].filename}:{made[-1].lineno} in {made[-1].name}"
 
 
 def _describe_thread(thread: threading.Thread) -> str:

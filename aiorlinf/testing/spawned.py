@@ -24,6 +24,7 @@ import ctypes
 import inspect
 import multiprocessing
 import os
+import pickle
 import signal
 import tempfile
 import threading
@@ -318,8 +319,9 @@ class SpawnedCluster(LocalCluster):
             host: makes it a worker of another host than those that have none or another: no shared memory, no Unix sockets.
             join: whether the worker is made before the call, and closed after it; if not, `function(*args)` does it.
 
-        Raises UsageError if a process of this worker runs already.
+        Raises UsageError if a process of this worker runs already, or the process could not find the function.
         """
+        _check_importable(function)
         where = WorkerAddress(address)
         present = self._spawned.get(where)
         if present is not None:
@@ -340,8 +342,11 @@ class SpawnedCluster(LocalCluster):
         return new
 
     def spawned(self, address: str) -> SpawnedWorker:
-        """The present life of a worker in a process of its own. Raises KeyError."""
-        return self._spawned[WorkerAddress(address)]
+        """The present life of a worker in a process of its own. Raises KeyError, which says who is there."""
+        where = WorkerAddress(address)
+        if where not in self._spawned:
+            raise KeyError(f"no process of {where}; there are: {', '.join(self._spawned) or 'none'}")
+        return self._spawned[where]
 
     async def _end(self) -> None:
         workers, self._earlier = [*self._earlier, *self._spawned.values()], []
@@ -397,6 +402,18 @@ class _Call:
             return await self.function(*self.args)
         async with init(backend=self.backend, loop="thread" if self.loop == "thread" else "auto") as comm:
             return await self.function(comm, *self.args)
+
+
+def _check_importable(function: Callable[..., Any]) -> None:
+    """Raise UsageError for a function that another process cannot find by its name."""
+    try:
+        pickle.dumps(function)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise UsageError(
+            f"{name} cannot be run in a process of its own: {error}",
+            hint="give a function at the top of a module that can be imported, and what it needs as further arguments",
+        ) from None
 
 
 def _preload() -> None:

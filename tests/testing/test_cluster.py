@@ -35,7 +35,10 @@ async def test_workers_come_talk_and_go() -> None:
         with pytest.raises(PeerLeft):
             await pending
         assert len(cluster) == 2
-        with pytest.raises(KeyError):
+        for use in (cluster.leave, cluster.kill):
+            with pytest.raises(KeyError, match=r"no worker rollout:0 .*there are: rollout:1, trainer:0"):
+                await use("rollout:0")
+        with pytest.raises(KeyError, match="there are: rollout:1, trainer:0"):
             cluster["rollout:0"]
         again = await cluster.join("rollout:0")
         assert again.incarnation == 2

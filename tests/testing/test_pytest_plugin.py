@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 from tests.inner_pytest import run_pytest
@@ -59,6 +60,24 @@ class TestFirst(PolicyConformance):
 def test_a_suite_of_a_users_own(tmp_path: Path) -> None:
     run = run_pytest(tmp_path, SUITE, "-p", "aiorlinf.testing.pytest_plugin")
     assert run.outcomes == {"test_with_workers": "passed", "test_without": "passed", "test_processes": "passed"}, run.output
+
+
+def test_settings_that_there_are_not(tmp_path: Path) -> None:
+    suite = """
+    import pytest
+
+    @pytest.mark.cluster(actor=1)
+    @pytest.mark.asyncio
+    async def test_local(local_cluster): ...
+
+    @pytest.mark.cluster("actor=1", closd=True)
+    @pytest.mark.asyncio
+    async def test_spawned(spawned_cluster): ...
+    """
+    run = run_pytest(tmp_path, textwrap.dedent(suite), "-p", "aiorlinf.testing.pytest_plugin")
+    assert set(run.outcomes.values()) == {"error"}, run.output
+    assert "UsageError: the marker `cluster` has no setting actor (there are: config, " in run.output
+    assert "no setting closd" in run.output
 
 
 def test_a_policy_of_a_users_own(tmp_path: Path) -> None:

@@ -26,6 +26,18 @@ async def add(comm: Worker, number: int) -> tuple[int, str, int]:
     return value + number, str(comm.address), comm.incarnation
 
 
+@pytest.mark.asyncio
+async def test_what_another_process_cannot_find_is_refused() -> None:
+    async def local(comm: Worker) -> None: ...
+
+    async with spawned_cluster(here="here=1") as cluster:
+        for function in (local, lambda comm: None):
+            with pytest.raises(UsageError, match="at the top of a module"):
+                await cluster.start("there:0", function)
+        with pytest.raises(KeyError, match="no process of there:0; there are: none"):
+            cluster.spawned("there:0")
+
+
 async def echo(comm: Worker) -> None:
     while True:
         await comm.send(await comm.recv("here:0"), "here:0")
