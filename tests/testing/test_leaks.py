@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from aiorlinf.testing.leaks import KINDS, Leak, LeakError, Snapshot, check_leaks
+from aiorlinf.testing.leaks import KINDS, LeakError, Snapshot, check_leaks
 
 __all__: list[str] = []
 
