@@ -9,7 +9,6 @@ Instructions are collected in `told`; see `records.Told`.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections import deque
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Any
 from aiorlinf.channel.budget import ByteBudget
 from aiorlinf.channel.dispatch import Dispatch
 from aiorlinf.channel.lane import Lane
+from aiorlinf.channel.leases import Leases
 from aiorlinf.channel.meters import RateMeter, Waits
 from aiorlinf.channel.policies import LoadBalancePolicy
 from aiorlinf.channel.records import Consumer, Delivery, Get, Item, ItemInfo, Key, Producer, Put, PutState, Rejected, Told
@@ -80,9 +80,7 @@ class ChannelQueue:
         self._numbers = itertools.count(1)
         self._batches: set[Get] = set()  # those that wait, and perhaps some that do not any more
         self._backs: set[Lane] = set()  # with items that came back
-        self._leases: dict[Delivery, None] = {}
-        self._deadlines: list[tuple[float, int, Delivery]] = []
-        self._leases_given = itertools.count()
+        self._leases = Leases()
 
     # ---- room
 
@@ -321,9 +319,7 @@ class ChannelQueue:
         for item in items:
             self.waits.add(now - item.since)
         if get.lease:
-            self._leases[delivery] = None
-            if delivery.deadline is not None:
-                heapq.heappush(self._deadlines, (delivery.deadline, next(self._leases_given), delivery))
+            self._leases.add(delivery)
         self.told.append(delivery)
         if self._line:
             self._admit_line()
@@ -386,24 +382,23 @@ class ChannelQueue:
     def _close(self, delivery: Delivery) -> None:
         delivery.open = False
         delivery.get.consumer.open.pop(delivery, None)
-        self._leases.pop(delivery, None)
+        if delivery.get.lease:
+            self._leases.remove(delivery)
 
     def next_deadline(self) -> float | None:
         """When `tick` should be called next."""
-        while self._deadlines and not self._deadlines[0][2].open:
-            heapq.heappop(self._deadlines)
-        lease = self._deadlines[0][0] if self._deadlines else _NEVER
+        lease = self._leases.next_deadline()
         back = min((item.back for lane in self._backs for item in lane.back), default=_NEVER) + _PATIENCE_SECONDS
-        return None if lease == back == _NEVER else min(lease, back)
+        if lease is not None:
+            return min(lease, back)
+        return None if back == _NEVER else back
 
     def tick(self, now: float) -> list[Delivery]:
         """End the leases whose time is over; which ones. To be called at `next_deadline`, and about once a second while `uneven`."""
         over = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, delivery = heapq.heappop(self._deadlines)
-            if delivery.open:
-                over.append(delivery)
-                self.returned(delivery, now, redelivery=True)
+        for delivery in self._leases.expired(now):
+            over.append(delivery)
+            self.returned(delivery, now, redelivery=True)
         for lane in list(self._backs):
             for item in list(lane.back):
                 if now - item.back >= _PATIENCE_SECONDS:
@@ -497,7 +492,7 @@ class ChannelQueue:
 
     def _drained(self, get: Get) -> bool:
         """Nothing is left that this get could still be given: also not what others have on lease and may give back."""
-        if self.admitted or any(delivery.get.consumer is not get.consumer for delivery in self._leases):
+        if self.admitted or self._leases.of_others(get.consumer):
             return False
         if self.dispatch.policy is None:
             return not len(self.dispatch.lane(None, get.key))
