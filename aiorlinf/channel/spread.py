@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aiorlinf.channel.calls import GetCall, PutCall
+from aiorlinf.channel.replica_table import ReplicaTable, outcome
 from aiorlinf.channel.stats_sum import sum_stats
 from aiorlinf.channel.watching import watch
 from aiorlinf.errors import AiorlinfError, ChannelClosed, ChannelEmpty, ProducerLost
@@ -147,17 +148,12 @@ class SpreadPort:
         self.primary = primary
         self.own = own
         self.waiting: set[_SpreadGet] = set()
-        self._node = node
-        self._open_replica = open_replica
-        self._replicas: dict[str, RemotePort] = {primary.name: primary, own.name: own}  # by their names
-        self._opening: dict[str, list[Callable[[RemotePort | AiorlinfError], None]]] = {}
-        self._homes: dict[Key, str] = {}
-        self._asking: dict[Key, list[Callable[[RemotePort | AiorlinfError], None]]] = {}
+        self._replicas = ReplicaTable(node, primary, own, open_replica, self._opened)
         self._producing = False
         self._puts: list[PutCall] | None = None  # that wait until we are known as a producer
         self._over = False
         self._timer: asyncio.TimerHandle | None = None
-        self._find(nodes)
+        self._replicas.find(nodes)
 
     # ---- any thread
 
@@ -167,90 +163,15 @@ class SpreadPort:
     def prepare(self, item: Any) -> tuple[Any, int]:
         return self.primary.prepare(item)
 
-    # ---- replicas
-
-    def _find(self, nodes: dict[str, str]) -> None:
-        """Know the replicas of these nodes."""
-        for name in nodes.values():
-            if name not in self._replicas:
-                self._with_replica(name, lambda _: None)
-
-    def _when_all_are_known(self, then: Callable[[], None]) -> None:
-        """Call this when we know every replica that there is now."""
-
-        def told(work: AsyncWork[Any]) -> None:
-            nodes = _outcome(work)
-            missing = {name for name in nodes.values() if name not in self._replicas} if isinstance(nodes, dict) else set()
-            if not missing:
-                then()
-
-            def opened(name: str) -> None:
-                missing.discard(name)
-                if not missing:
-                    then()
-
-            for name in list(missing):
-                self._with_replica(name, lambda _, name=name: opened(name))  # type: ignore[misc]  # mypy sees no default here
-
-        watch(self.primary.question(b"nodes"), told)
-
-    def _with_replica(self, name: str, then: Callable[[RemotePort | AiorlinfError], None]) -> None:
-        port = self._replicas.get(name)
-        if port is not None:
-            then(port)
-            return
-        waiting = self._opening.get(name)
-        if waiting is not None:
-            waiting.append(then)
-            return
-        self._opening[name] = [then]
-        watch(self._open_replica(name), lambda work: self._opened(name, work))
-
-    def _opened(self, name: str, work: AsyncWork[RemotePort]) -> None:
-        waiting = self._opening.pop(name)
-        found = _outcome(work)
-        if not isinstance(found, AiorlinfError):
-            self._replicas[name] = found
-            if self._producing:
-                found.question(b"produce")
-            if self._over:
-                _shut(found)
-            for get in list(self.waiting):
-                if get.call.key is None and not get.call.nowait:
-                    get.begin(found)
-        for then in waiting:
-            then(found)
-
-    def _alive(self) -> list[RemotePort]:
-        """Those that can be asked: this node's first. The first replica is always one of them, for without it nothing is certain."""
-        others = [port for port in self._replicas.values() if port is not self.own and (port is self.primary or port.lost is None)]
-        return [*([self.own] if self.own.lost is None or self.own is self.primary else []), *others]
-
-    def _with_home(self, key: Key, then: Callable[[RemotePort | AiorlinfError], None]) -> None:
-        """The replica that a key belongs to. What is asked for one key is answered in order."""
-        if key is None:
-            then(self.own)
-            return
-        name = self._homes.get(key)
-        waiting = self._asking.get(key)
-        if name is not None and waiting is None:
-            self._with_replica(name, then)
-            return
-        if waiting is not None:
-            waiting.append(then)
-            return
-        self._asking[key] = [then]
-        watch(self.primary.question(b"place " + self._node.encode(), key), lambda work: self._placed(key, work))
-
-    def _placed(self, key: Key, work: AsyncWork[Any]) -> None:
-        name = _outcome(work)
-        waiting = self._asking.pop(key)
-        for then in waiting:
-            if isinstance(name, AiorlinfError):
-                then(name)
-            else:
-                self._homes[key] = name
-                self._with_replica(name, then)
+    def _opened(self, replica: RemotePort) -> None:
+        """A further one is known: it hears what the others have heard, and is asked what they are asked."""
+        if self._producing:
+            replica.question(b"produce")
+        if self._over:
+            _shut(replica)
+        for get in list(self.waiting):
+            if get.call.key is None and not get.call.nowait:
+                get.begin(replica)
 
     # ---- puts
 
@@ -265,13 +186,12 @@ class SpreadPort:
 
     def _may_put(self, work: AsyncWork[Any]) -> None:
         """The first replica knows us as a producer, and so the stream does not end before we do."""
-        error = _outcome(work)
+        error = outcome(work)
         puts, self._puts = self._puts or [], None
         if not isinstance(error, AiorlinfError):
             self._producing = True
-            for port in self._replicas.values():
-                if port is not self.primary:
-                    port.question(b"produce")
+            for port in self._replicas.others():
+                port.question(b"produce")
         for call in puts:
             if isinstance(error, AiorlinfError):
                 self._give_up(call, error)
@@ -286,7 +206,7 @@ class SpreadPort:
                 call.port = port
                 port.start_put(call)
 
-        self._with_home(call.key, routed)
+        self._replicas.with_home(call.key, routed)
 
     def _give_up(self, call: PutCall, error: AiorlinfError) -> None:
         self.primary.forget_put(call)
@@ -304,22 +224,22 @@ class SpreadPort:
         call.record = get
         call.work._attach(get)
         if call.key is None and call.nowait:
-            self._when_all_are_known(lambda: get.try_in_turn(self._alive()))
+            self._replicas.when_all_are_known(lambda: get.try_in_turn(self._replicas.alive()))
             return
         if call.nowait:
-            self._with_home(call.key, lambda port: get.fail(port) if isinstance(port, AiorlinfError) else get.begin(port))
+            self._replicas.with_home(call.key, lambda port: get.fail(port) if isinstance(port, AiorlinfError) else get.begin(port))
             return
         self.waiting.add(get)
         if call.key is None:
-            get.begin(self._alive()[0])
+            get.begin(self._replicas.alive()[0])
             self.home.loop.call_later(_OWN_FIRST_SECONDS, self._ask_all, get)
         else:
-            self._with_home(call.key, lambda port: self._get_of_key(get, port))
+            self._replicas.with_home(call.key, lambda port: self._get_of_key(get, port))
         if self._timer is None:
             self._timer = self.home.loop.call_later(_LOOK_SECONDS, self._look)
 
     def _ask_all(self, get: _SpreadGet) -> None:
-        for port in self._alive():
+        for port in self._replicas.alive():
             get.begin(port)
 
     def _get_of_key(self, get: _SpreadGet, port: RemotePort | AiorlinfError) -> None:
@@ -337,27 +257,27 @@ class SpreadPort:
             self._timer = self.home.loop.call_later(_LOOK_SECONDS, self._look)
 
     def _looked(self, work: AsyncWork[Any]) -> None:
-        nodes = _outcome(work)
+        nodes = outcome(work)
         if not isinstance(nodes, AiorlinfError):
-            self._find(nodes)
+            self._replicas.find(nodes)
 
     def stream_over(self, get: _SpreadGet) -> None:
         """The first replica says that nothing more is put anywhere: the others end, too, once they are empty."""
         self._over = True
-        for port in self._replicas.values():
-            if port is not self.primary and port.lost is None:
+        for port in self._replicas.others():
+            if port.lost is None:
                 _shut(port)
         if get.call.key is None and not get.call.nowait:
             self._ask_all_but(get, self.primary)
 
     def _ask_all_but(self, get: _SpreadGet, but: RemotePort) -> None:
-        for port in self._alive():
+        for port in self._replicas.alive():
             if port is not but:
                 get.begin(port)
 
     def when_all_have_said(self, then: Callable[[], None]) -> None:
         """Call this when every replica has answered, and with that has handed out what it had."""
-        works = [port.question(b"length") for port in self._alive()]
+        works = [port.question(b"length") for port in self._replicas.alive()]
         missing = len(works)
 
         def answered(_: AsyncWork[Any]) -> None:
@@ -387,12 +307,18 @@ class SpreadPort:
     # ---- the rest
 
     def ask(self, work: AsyncWork[Any], what: str, key: Key, all_keys: bool) -> None:
+        def routed(port: RemotePort | AiorlinfError) -> None:
+            if isinstance(port, AiorlinfError):
+                work._fail(port)
+            else:
+                port.ask(work, what, key, all_keys)
+
         if what == "full":
             self.own.ask(work, what, key, all_keys)
         elif key is not None:
-            self._with_home(key, lambda port: _fail(work, port) if isinstance(port, AiorlinfError) else port.ask(work, what, key, all_keys))
+            self._replicas.with_home(key, routed)
         else:
-            self._when_all_are_known(lambda: self._ask_each(work, what, all_keys))
+            self._replicas.when_all_are_known(lambda: self._ask_each(work, what, all_keys))
 
     def _ask_each(self, work: AsyncWork[Any], what: str, all_keys: bool) -> None:
         parts: list[AsyncWork[Any]] = []
@@ -403,7 +329,7 @@ class SpreadPort:
             missing -= 1
             if missing:
                 return
-            values = [_outcome(part) for part in parts]
+            values = [outcome(part) for part in parts]
             wrong = next((value for value in values if isinstance(value, AiorlinfError)), None)
             if wrong is not None:
                 work._fail(wrong)
@@ -414,7 +340,7 @@ class SpreadPort:
             else:
                 work._finish([item for value in values for item in value])
 
-        ports = self._alive()
+        ports = self._replicas.alive()
         missing = len(ports)
         for port in ports:
             part: AsyncWork[Any] = AsyncWork(self.home, what)
@@ -424,12 +350,12 @@ class SpreadPort:
             watch(part, answered)
 
     def report(self, free_memory: int | None) -> None:
-        for port in self._alive():
+        for port in self._replicas.alive():
             port.report(free_memory)
 
     def close(self, work: AsyncWork[None], *, shutdown: bool, immediate: bool) -> None:
         """The first replica hears of it last: when it ends the stream, what we have put elsewhere is there."""
-        others = [port for port in self._replicas.values() if port is not self.primary and port.lost is None]
+        others = [port for port in self._replicas.others() if port.lost is None]
         missing = len(others)
 
         def closed(_: AsyncWork[Any]) -> None:
@@ -455,17 +381,3 @@ def _shut(port: RemotePort) -> None:
     work: AsyncWork[None] = AsyncWork(port.home, "shutdown")
     port.close(work, shutdown=True, immediate=False)
     watch(work, lambda _: None)
-
-
-def _outcome(work: AsyncWork[Any]) -> Any:
-    """The value, or the error as a value."""
-    if work.cancelled():
-        return ChannelClosed("the worker was closed")
-    error = work.exception()
-    if error is None:
-        return work.result()
-    return error if isinstance(error, AiorlinfError) else ChannelClosed(str(error))
-
-
-def _fail(work: AsyncWork[Any], error: AiorlinfError) -> None:
-    work._fail(error)
