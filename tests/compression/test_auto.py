@@ -53,11 +53,12 @@ async def test_on_a_slow_link_what_gets_smaller_is_compressed() -> None:
             assert same(await pair.trip(frames), frames)
         after = pair.sent()
         auto = after["auto"]
-        assert 1e6 < auto["link_rate"] < 6e6
+        assert 3e5 < auto["link_rate"] < 6e6
         (kind,) = auto["kinds"].values()
         assert list(auto["kinds"]) == ["uint8, up to 1 MiB, up to 8 times as small"]
         assert kind["choice"] != RAW
-        assert kind["choices"][kind["choice"]]["seconds_per_gb"] < kind["choices"][RAW]["seconds_per_gb"]
+        known = {label: facts["seconds_per_gb"] for label, facts in kind["choices"].items()}
+        assert known[RAW] is None or known[kind["choice"]] < known[RAW], "where messages suddenly take far longer, others are forgotten"
         assert "against" in kind["why"]
         assert after["tensors"] - before["tensors"] >= 4
         assert after["raw"]["slower"] >= 1
