@@ -140,21 +140,25 @@ class ChannelStats:
         return cls(**rest)
 
     def __str__(self) -> str:
-        items = f"{self.length} items, weight {self.weight:g}, {self.held_bytes} bytes held{', ended' if self.ended else ''}"
+        items = f"{_items(self.length)}, weight {self.weight:g}, {self.held_bytes} bytes held{', ended' if self.ended else ''}"
         lines = [f"channel {self.name}: {items}; {self.put_rate:.1f} puts/s, {self.get_rate:.1f} gets/s"]
         lines += [
-            f"  key {key.key!r}: {key.length} items, weight {key.weight:g}, oldest {key.oldest_age:.1f} s"
+            f"  key {key.key!r}: {_items(key.length)}, weight {key.weight:g}, oldest {key.oldest_age:.1f} s"
             for key in self.keys
             if key.key is not None or len(self.keys) > 1
         ]
         for consumer in self.consumers:
             speed = "" if consumer.speed is None else f", {consumer.speed:.3g} weight/s"
-            done = f"{consumer.taken} items, {consumer.pending} pending{speed}"
+            done = f"{_items(consumer.taken)}, {consumer.pending} pending{speed}"
             lines.append(f"  to {consumer.name}: {done}, busy {consumer.busy_seconds:.1f} s")
         for producer in self.producers:
             waits = f", {producer.waiting_puts} wait" if producer.waiting_puts else ""
-            lines.append(f"  from {producer.name}: {producer.puts} items, {producer.state}{waits}")
+            lines.append(f"  from {producer.name}: {_items(producer.puts)}, {producer.state}{waits}")
         return "\n".join(lines)
+
+
+def _items(number: int) -> str:
+    return f"{number} item{'' if number == 1 else 's'}"
 
 
 def take_stats(queue: ChannelQueue, now: float, worker: str, policy: str) -> ChannelStats:

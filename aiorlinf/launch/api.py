@@ -41,8 +41,8 @@ __all__ = [
     "run_job",
 ]
 
-DEFAULT_GRACE_S = 5.0
-"""Seconds between SIGTERM and SIGKILL."""
+DEFAULT_GRACE_S = 8.0
+"""Seconds between SIGTERM and SIGKILL: three more than a worker's ``close`` may take by default (cluster.network.close_timeout_s)."""
 
 ConfigSource = JobConfig | Mapping[str, Any] | str | os.PathLike[str] | None
 

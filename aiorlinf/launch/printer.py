@@ -90,6 +90,7 @@ class Printer:
         self._closing = False
         self._wake = threading.Condition()
         self._done = asyncio.Event()
+        self.lines: int = 0  # of all that was queued, for either stream
         self.lost: dict[Channel, str] = {}  # why a stream is not written to any more
         # A daemon: output that nobody reads shall not keep the process from ending.
         context = contextvars.copy_context()  # a notebook finds the cell of its output there
@@ -104,6 +105,7 @@ class Printer:
         """Queue text made of whole lines. Never blocks."""
         if not text:
             return
+        self.lines += text.count("\n")
         with self._wake:
             self._queue.append((channel, text))
             self._size += len(text)

@@ -136,15 +136,21 @@ def is_consequence(stderr: Iterable[str]) -> bool:
     return any(_PEER_ERROR.match(line) is not None for line in stderr)
 
 
-def failure_report(result: LaunchResult) -> list[str]:
-    """The lines that a launcher prints last when a worker failed: who, how, and what it said; empty when none did."""
+def failure_report(result: LaunchResult, *, shown: bool = False) -> list[str]:
+    """The lines that a launcher prints last when a worker failed: who, how, and what it said; empty when none did.
+
+    With `shown`, what it said stands right above, and its last line is enough.
+    """
     if result.failed is None:
         return []
     others = len(result.returncodes) - 1
     ending = {0: "", 1: "; the other worker was ended"}.get(others, f"; the other {others} workers were ended")
     after = "" if result.failed_after is None else f" after {result.failed_after:.1f} s"
     lines = [f"aiorlinf: worker {result.failed} {describe_exit(result.returncodes[result.failed])}{after}{ending}"]
-    if result.stderr:
+    last = next((line.strip() for line in reversed(result.stderr) if line.strip()), None)
+    if shown and last is not None:
+        lines.append(f"    {last}")
+    elif result.stderr:
         lines.append(f"aiorlinf: the last lines of its stderr ({result.failed}):")
         lines += [f"    {line}" for line in result.stderr]
     else:

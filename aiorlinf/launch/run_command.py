@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import signal
+from typing import NoReturn
 
 from aiorlinf.config import load_config
 from aiorlinf.errors import UsageError
@@ -76,7 +77,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("-m", dest="module", action="store_true", help="script is a module's name, as with python -m")
     parser.add_argument("script", help="the Python script that every worker runs; options of aiorlinf come before it")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments").required = False
+    plain = parser.error
+
+    def error(message: str) -> NoReturn:
+        required = "the following arguments are required: script"
+        plain(message.replace(required, f"{required}, and --workers before it, such as --workers rollout=2,trainer=1"))
+
+    parser.error = error  # type: ignore[method-assign]
     parser.set_defaults(run=run)
     return parser
 

@@ -23,6 +23,9 @@ TAIL_LINES = 50
 """Lines of each worker's stderr that are kept to be shown again."""
 
 _TAIL_WIDTH = 2000  # characters of one such line
+_RIGHT_ABOVE_LINES = 10
+"""After so few lines of others, what a failed worker wrote last need not be printed again."""
+
 _TICK_S = 0.25
 _HOLD_S = 3.0  # seconds that the worker whose loss another one reports has to end, and so to be known as the cause
 _AFTER_KILL_S = 5.0
@@ -46,6 +49,7 @@ class _Output:
         self._assemblers: dict[Stream, LineAssembler] = {"out": LineAssembler(cleaned=prefix), "err": LineAssembler(cleaned=prefix)}
         self._prefixes = {stream: prefix_for(worker, index, colour=colours[stream]) if prefix else "" for stream in self._assemblers}
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.tail_at = 0  # lines that the printer had been given when the last of these was among them
 
     @property
     def pending(self) -> bool:
@@ -66,6 +70,7 @@ class _Output:
         if lines:
             self._printer.write(stream, render(lines, self._prefixes[stream]))
             if stream == "err":
+                self.tail_at = self._printer.lines
                 self.tail.extend(line[:_TAIL_WIDTH] for line in lines[-TAIL_LINES:])
 
 
@@ -126,7 +131,7 @@ class Supervisor:
                         self.stop(Stop("cancel"))
                 await starter
             result = self._result()
-            self.say(*failure_report(result))
+            self.say(*failure_report(result, shown=self._just_shown(result)))
         finally:
             for timer in self._timers:
                 timer.cancel()
@@ -154,6 +159,10 @@ class Supervisor:
             self._processes[worker].signal_alone(number)
         text = f"aiorlinf: {signal_name(number)}: passed on to {list_names(heard)}" if heard else f"aiorlinf: {signal_name(number)}"
         self.say(text + (f"; not to {list_names(deaf)}, which do not listen for it" if deaf else ""))
+
+    def _just_shown(self, result: LaunchResult) -> bool:
+        """Whether what the failed worker wrote to its stderr stands right above."""
+        return result.failed is not None and self._printer.lines - self._outputs[result.failed].tail_at <= _RIGHT_ABOVE_LINES
 
     def say(self, *lines: str) -> None:
         """Print lines of the launcher's own, between those of the workers."""

@@ -169,7 +169,10 @@ class Dialer:
             if receiver is not None:
                 receiver.lost(reason)
             elif not proven.done():
-                proven.set_exception(_Transient(reason.message) if connection.retryable else reason)
+                text = reason.message
+                if connection.early and text.startswith("no "):
+                    text = f"what listens there is no manager, or one that stands still: {text}"
+                proven.set_exception(_Transient(text) if connection.retryable else reason)
 
         connection = ManagerConnection(
             ClientHandshake(self._token, self._hello),

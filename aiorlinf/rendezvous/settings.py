@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from aiorlinf.address import WorkerAddress
 from aiorlinf.config import JobConfig, load_config
 from aiorlinf.errors import UsageError
+from aiorlinf.rendezvous.hosts import parse_endpoint
 from aiorlinf.rendezvous.torchrun import Torchrun, address_of_rank, torchrun_of
 
 __all__ = ["LAUNCHER_ENV", "TRACE_ENV", "Backend", "ConfigSource", "JoinSettings"]
@@ -66,6 +67,8 @@ class JoinSettings:
         if backend is not None and backend not in get_args(Backend):
             raise UsageError(f"backend={backend!r}", hint=f"backend is one of {', '.join(get_args(Backend))}")
         manager = manager or environ.get("AIORLINF_MANAGER") or None
+        if manager is not None:
+            parse_endpoint(manager)  # before anything else is found missing
         torchrun = torchrun_of(environ) if manager is None else None
         if by_rank is not None and manager is None and torchrun is None and environ.get("WORLD_SIZE", "1") != "1":
             raise UsageError(

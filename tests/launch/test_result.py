@@ -67,6 +67,11 @@ def test_failure() -> None:
     ]
 
 
+def test_what_was_just_shown_is_not_said_again() -> None:
+    result = LaunchResult({"b:0": 3}, "b:0", ("Traceback...", "ValueError: no", ""), 2.0, Stop("failure"), 1.5)
+    assert failure_report(result, shown=True) == ["aiorlinf: worker b:0 failed with exit code 3 after 1.5 s", "    ValueError: no"]
+
+
 def test_silent_failure_of_the_only_worker() -> None:
     result = LaunchResult({"a:0": -11}, "a:0", (), 2.0, Stop("failure"))
     assert result.returncode == 139

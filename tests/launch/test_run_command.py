@@ -179,7 +179,8 @@ def test_output_that_nobody_reads_any_more(tmp_path: Path) -> None:
         (["--workers", "a=1", "--grace", "-1", "worker.py"], "--grace is -1.0"),
         (["--workers", "a=1", "--grace", "x", "worker.py"], "invalid float value"),
         (["--workers", "a=1", "--config", "nowhere.yaml", "worker.py"], "nowhere.yaml"),
-        (["--workers", "a=1"], "the following arguments are required: script"),
+        (["--workers", "a=1"], "the following arguments are required: script, and --workers before it"),
+        ([], "the following arguments are required: script, and --workers before it"),
     ],
 )
 def test_wrong_use(tmp_path: Path, args: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

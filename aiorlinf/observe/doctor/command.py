@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     problems = sum(finding.level is Level.PROBLEM for finding in found)
     if not args.json:
         warnings = sum(finding.level is Level.WARNING for finding in found)
-        print(f"{problems} problems, {warnings} warnings")
+        print(f"{problems} problem{'' if problems == 1 else 's'}, {warnings} warning{'' if warnings == 1 else 's'}")
     return 1 if problems else 0
 
 
