@@ -142,11 +142,14 @@ class RemotePort:
         if gift is None and isinstance(message, Flat) and all(leaf.spec.device is Device.CPU for leaf in message.leaves):
             total = message.payload_bytes
             manifest = exchange.describe(message, total)
+            message.hold()
             return _Item(total, None, message, manifest), total + len(manifest)
         work = self._message_work()
         out = exchange._large(work, 0, message)
         if gift is not None:
             gift.give(out)
+        if out.flat is not None:
+            out.flat.hold()
         large = _Item(out.total)
         large.work, large.out = work, out
         return large, out.total + len(out.manifest)

@@ -68,6 +68,7 @@ class BroadcastRoot(Operation):
         self._partial = partial
         self._noted = noted
         self._departure = departure
+        self._versions = None if message is None or isinstance(message, bytes) else message.versions()
         self._missing = set(circle.others)
 
     def peers(self) -> Iterable[WorkerAddress]:
@@ -118,12 +119,11 @@ class BroadcastRoot(Operation):
 
     async def _pack(self, flat: Flat, total: int, shared: bool) -> Bulk:
         exchange = self.circle.exchange
-        versions = flat.versions()
         departure, self._departure = self._departure, None
         leaves = flat.leaves if departure is None else (await brought_home(exchange.home, departure)).leaves
         bulk = await Bulk.make(exchange.table, total, shared=shared)
         await bulk.pack(exchange.home, leaves)
-        if flat.versions() != versions:
+        if flat.versions() != self._versions:
             raise UsageError("a tensor was written to while it was being broadcast", hint="wait for the broadcast before you go on")
         return bulk
 

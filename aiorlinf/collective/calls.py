@@ -115,6 +115,8 @@ class CollectiveCalls:
                 what = circle.changes.since(obj)
             message = _message(exchange, what)
             departure = _departure(message)
+            if not isinstance(message, bytes):
+                message.hold()
         except UsageError as failure:
             error = failure
         partial = changed_only and error is None and len(what) < len(obj)
@@ -258,7 +260,11 @@ def _parts(exchange: Exchange, objects: Mapping[WorkerAddress, Any]) -> tuple[di
     try:
         for member, obj in objects.items():
             message = _message(exchange, obj)
-            parts[member] = Part(obj, message if isinstance(message, bytes) else None, _departure(message))
+            departure = _departure(message)
+            if isinstance(message, bytes):
+                parts[member] = Part(obj, message, departure)
+            else:
+                parts[member] = Part(obj, None, departure, message, message.versions())
     except UsageError as error:
         return {}, error
     return parts, None

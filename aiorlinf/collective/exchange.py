@@ -250,9 +250,13 @@ class Exchange:
 
     def _start(self, work: AsyncWork[None], peer: WorkerAddress, out: Outgoing, gift: Gift | None) -> None:
         if gift is None:
+            if out.flat is not None:
+                out.flat.hold()
             self._run(work, self._send, peer, out)
             return
         gift.give(out)
+        if out.flat is not None:
+            out.flat.hold()
         try:
             self._run(work, self._send, peer, out)
         except BaseException:

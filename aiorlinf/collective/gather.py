@@ -17,6 +17,7 @@ from aiorlinf.wire.inline import decode_inline
 if TYPE_CHECKING:
     from aiorlinf.collective.circle import Circle
     from aiorlinf.link.staging import Departure
+    from aiorlinf.wire.flat import Flat
     from aiorlinf.work.base import AsyncWork
 
 __all__ = ["AllToAll", "GatherMember", "GatherRoot", "Part"]
@@ -29,11 +30,14 @@ class Part(NamedTuple):
         obj: it itself.
         message: the same, encoded, if it is small.
         departure: how far the caller's streams had come, if some of its tensors are on accelerators.
+        flat, versions: the same taken apart, and the version counters of its tensors at the call, if it is large.
     """
 
     obj: Any
     message: bytes | None
     departure: Departure | None
+    flat: Flat | None = None
+    versions: tuple[int, ...] = ()
 
 
 class _Exchange(Operation):
@@ -97,6 +101,8 @@ class _Exchange(Operation):
             if part.message is not None:
                 self.tell(target, Step.PART, {}, part.message)
                 continue
+            if part.flat is not None and part.flat.versions() != part.versions:
+                raise UsageError(f"a tensor was written to before its {self.name} was over", hint="wait for it before you go on")
             slot = self.circle.take_slot()
             self.tell(target, Step.PART, {"slot": slot})
             follow(part.departure)

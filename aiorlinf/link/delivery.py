@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from aiorlinf.errors import AiorlinfError
+from aiorlinf.errors import AiorlinfError, UsageError
 from aiorlinf.link.incoming import Incoming, Receive
 from aiorlinf.link.memory import Copy, byte_tensor, copy_bytes
 from aiorlinf.link.parcel import Parcel, cannot_rebuild, encode_parcel
@@ -60,8 +60,8 @@ class Delivery:
         message.error = message.value = None
         if failure is not None:
             receive.fail(about(failure, receive))
-        elif receive.tensor_out is not None:
-            self._deliver_tensor(receive, receive.tensor_out, message)
+        elif receive.memory is not None:
+            self._deliver_tensor(receive, receive.memory, message)
         elif receive.opaque:
             self._deliver_parcel(receive, message, value)
         elif value is not None:
@@ -203,11 +203,17 @@ class Delivery:
         message.body = None
         if not out.is_inference():
             # Autograd must see that the tensor was written to, as with any in-place operation.
-            torch.autograd.graph.increment_version(out)
+            torch.autograd.graph.increment_version(out)  # it shares its counter with the caller's
         self._answerer.accept(message)
         if self._answerer.trace is not None:
             self._answerer.trace.taken(receive)
-        receive.finish(out)
+        whole = receive.tensor_out
+        assert whole is not None
+        if whole.data_ptr() != out.data_ptr() or whole.shape != out.shape:
+            text = "the tensor was given other memory or another shape while it was received into"
+            receive.fail(about(UsageError(text, hint="leave it as it is until its receive is done"), receive))
+        else:
+            receive.finish(whole)
 
     def _fail(self, receive: Receive, message: Incoming, error: BaseException) -> None:
         message.content = None

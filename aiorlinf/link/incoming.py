@@ -32,6 +32,7 @@ class Receive(StreamOrdered):
         work: what the caller holds; None again once it is over, so that the two do not keep each other (and the value) alive.
         key: stream it asks for.
         tensor_out: the caller's buffer for `recv_tensor`, None for `recv`.
+        memory: another tensor on the memory that it had at the call, which is what is written to, whatever becomes of the tensor object.
         cancelled: set instead of searching the queue, which skips such entries when it meets them.
         message: the matched message whose payload is still to come, else None.
         order: position of the message it got, for giving it back.
@@ -49,6 +50,7 @@ class Receive(StreamOrdered):
     # Most receives have nothing to do with accelerators: what is for those lies in the class until it is set.
     __slots__ = ("__dict__", "cancelled", "key", "message", "order", "receiver", "tensor_out", "with_sender", "work")
 
+    memory: torch.Tensor | None = None
     device: torch.device | None = None
     ready: Ready | None = None
     streams: list[tuple[Runtime, Stream]] | None = None
@@ -58,6 +60,8 @@ class Receive(StreamOrdered):
         self.work: AsyncWork[Any] | None = None
         self.key: int = key
         self.tensor_out: torch.Tensor | None = tensor_out
+        if tensor_out is not None:
+            self.memory = tensor_out.detach()
         self.with_sender: bool = with_sender
         self.cancelled: bool = False
         self.message: Incoming | None = None

@@ -530,8 +530,8 @@ class Receiver:
                 self._start_lane(message, content, start)
             return
         receive = message.receive
-        if receive is not None and receive.tensor_out is not None and receive.tensor_out.is_cpu and not content.tensors:
-            content.place_into(receive.tensor_out)
+        if receive is not None and receive.memory is not None and receive.memory.is_cpu and not content.tensors:
+            content.place_into(receive.memory)
         elif not content.tensors and not self._allocate(message, content):
             return
         content.sink = Sink([byte_view(tensor) for tensor in content.split(start.threshold if around else None)[1]])
@@ -868,7 +868,7 @@ class Receiver:
 
 def _mismatch(receive: Receive, message: Incoming) -> tuple[str, str] | None:
     """(what was sent, what was expected) when the two do not fit."""
-    out = receive.tensor_out
+    out = receive.memory
     if message.error is not None:
         return None
     if not message.is_tensor:

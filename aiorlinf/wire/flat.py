@@ -49,6 +49,11 @@ class Flat:
         """Sum of the leaves' sizes."""
         return sum(leaf.spec.nbytes for leaf in self.leaves)
 
+    def hold(self) -> None:
+        """Its leaves show the memory that they show now, whatever becomes of the tensor objects. Not before tensors are given away."""
+        for leaf in self.leaves:
+            leaf.hold()
+
     def versions(self) -> tuple[int, ...]:
         """The version counters of the tensors now. A different answer later means that somebody wrote to one in between.
 

@@ -153,7 +153,8 @@ class Leaf:
 
     @property
     def memory(self) -> torch.Tensor | None:
-        """The tensor whose bytes travel: `tensor`, or a copy of it where a lazy conjugate or sign had to be carried out."""
+        """The tensor whose bytes travel: `tensor`, once held another on its memory, or a copy where a lazy conjugate or sign had to be
+        carried out."""
         return self._memory
 
     @property
@@ -163,6 +164,15 @@ class Leaf:
         if raw is None and self._memory is not None and self._memory.is_cpu:
             raw = self._raw = _bytes_of(self._memory) if self.spec.nbytes else memoryview(b"")
         return raw
+
+    def hold(self) -> None:
+        """Show this memory from now on, whatever becomes of the tensor object.
+
+        An assignment to its ``data``, `set_` or `resize_` would otherwise change what is read, in the middle of reading it.
+        """
+        memory = self._memory
+        if memory is not None and memory is self.tensor:
+            self._memory = memory.detach()
 
     def tobytes(self) -> bytes:
         """A copy of the payload. For small ones this is much cheaper than `raw`; it must be in CPU memory."""

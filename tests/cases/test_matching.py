@@ -290,6 +290,67 @@ async def test_a_write_right_after_the_call_never_gives_a_mixture(pair: Pair) ->
             assert received[0].sum() == 0
 
 
+def assign_data(tensor: torch.Tensor) -> None:
+    tensor.data = torch.full((3,), 9.0)
+
+
+def set_elsewhere(tensor: torch.Tensor) -> None:
+    tensor.set_(torch.full((3,), 9.0).untyped_storage())
+
+
+def make_small(tensor: torch.Tensor) -> None:
+    tensor.resize_(3)
+
+
+@pytest.mark.asyncio
+async def test_a_tensor_that_gets_other_memory_while_it_is_sent_arrives_as_it_was_or_fails_both_sides(pair: Pair) -> None:
+    """`data = ...` is no write, and the version counter does not show it. The sender read past the end of its memory."""
+    for change in (assign_data, set_elsewhere, make_small):
+        for turns in (0, 2):
+            tensor = torch.ones(2_000_000)
+            sending = pair.ab.send({"x": tensor})
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            change(tensor)
+            outcomes: list[Any] = list(await asyncio.gather(sending, pair.ba.recv(timeout=20), return_exceptions=True))
+            sent, received = outcomes
+            if change is assign_data or sent is None:
+                assert sent is None
+                assert received["x"].shape == (2_000_000,)
+                assert received["x"].min() == 1
+            else:
+                assert isinstance(sent, UsageError)
+                assert isinstance(received, RemoteError)
+    assert await pair.trip("next") == "next"
+
+
+@pytest.mark.asyncio
+async def test_a_tensor_that_gets_other_memory_while_it_is_received_into_is_an_error(pair: Pair) -> None:
+    for change in (assign_data, set_elsewhere, make_small):
+        for turns in (-1, 0, 2):
+            out = torch.zeros(700_000)
+            if turns < 0:  # before there is anything to receive
+                receiving = pair.ba.recv_tensor(out, timeout=20)
+                change(out)
+                sending = pair.ab.send_tensor(torch.ones(700_000))
+            else:
+                sending = pair.ab.send_tensor(torch.ones(700_000))
+                await asyncio.sleep(0.01)
+                receiving = pair.ba.recv_tensor(out, timeout=20)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                change(out)
+            outcomes: list[Any] = list(await asyncio.gather(receiving, sending, return_exceptions=True))
+            received, sent = outcomes
+            assert sent is None
+            if isinstance(received, BaseException):
+                assert isinstance(received, UsageError)
+                assert "other memory" in str(received)
+            else:  # it was over
+                assert received is out
+    assert await pair.trip("next") == "next"
+
+
 @pytest.mark.asyncio
 async def test_what_arrives_is_a_copy(pair: Pair) -> None:
     for size in (3, 200_000):

@@ -251,6 +251,23 @@ async def test_a_tensor_that_is_written_to_meanwhile(monkeypatch: pytest.MonkeyP
         await workers.check_works()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.asyncio
+async def test_a_tensor_that_is_written_to_right_after_the_call(kind: str) -> None:
+    """What arrives is what it was, or it is an error for all; new values never arrive as if they were those of the call."""
+    async with company(["", ""]) as workers:
+        giver = 1 if kind == "gather" else 0
+        for first in range(2):  # with and without a link
+            tensor = torch.zeros(1 << 17)
+            works = [calls(workers, kind)(rank, tensor if rank == giver else None) for rank in range(2)]
+            tensor.add_(1)
+            outcomes = await asyncio.gather(*works, return_exceptions=True)
+            assert isinstance(outcomes[giver], UsageError), (first, outcomes)
+            assert "written to" in str(outcomes[giver])
+            assert isinstance(outcomes[1 - giver], RemoteError)
+        await workers.check_works()
+
+
 # ---- processes that are killed
 
 
