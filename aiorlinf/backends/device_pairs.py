@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["DevicePair", "PairMaker", "Watch", "pair_maker", "register_pairs", "unregister_pairs"]
 
 Watch = Callable[[list[tuple["Runtime", Any]], Callable[[BaseException | None], None], object], None]
-"""Calls back on the home thread when these events have happened, and keeps something until then (`link.staging.watch_events`)."""
+"""Calls back on the home thread when these events have happened, and keeps something until then (`link.device_events.watch_events`)."""
 
 
 class DevicePair(Protocol):

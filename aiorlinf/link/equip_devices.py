@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from aiorlinf.backends.device_pairs import DevicePair, pair_maker
 from aiorlinf.device.registry import accelerator
+from aiorlinf.link.device_events import watch_events
 from aiorlinf.link.device_facts import DeviceFacts
 from aiorlinf.link.device_in import DeviceIn
 from aiorlinf.link.device_out import DeviceOut, DevicePlan
-from aiorlinf.link.staging import watch_events
 from aiorlinf.rendezvous.hosts import process_identity
 from aiorlinf.rendezvous.pairs import Pairs
 from aiorlinf.wire.frames import Flag, FrameType, Via

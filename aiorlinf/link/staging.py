@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aiorlinf.device.registry import accelerator, usable_runtime
-from aiorlinf.errors import BackendUnavailable, ClosedError, UnsupportedObject
+from aiorlinf.errors import BackendUnavailable, UnsupportedObject
+from aiorlinf.link.device_events import watch_events
 from aiorlinf.link.memory import byte_tensor, copy_bytes
 from aiorlinf.wire.flat import Flat
 from aiorlinf.wire.leaves import Device, Leaf
-from aiorlinf.work.base import AsyncWork
 
 if TYPE_CHECKING:
     from aiorlinf.device.runtime import Event, Runtime, Stream
@@ -43,9 +43,7 @@ __all__ = [
     "make_wait",
     "place_of",
     "ready_now",
-    "sweep",
     "travel",
-    "watch_events",
 ]
 
 _INLINE_BYTES = 1 << 20
@@ -88,61 +86,6 @@ def ready_now(tensor: torch.Tensor) -> Ready:
     """The calling thread's stream on the tensor's device, as far as it has come."""
     runtime, index = place_of(tensor.device)
     return Ready(runtime, runtime.record(runtime.current_stream(index)))
-
-
-class _Events:
-    """Meets `work.poller.Completion`. A device cannot be told to stop: what is aborted is kept until it has happened."""
-
-    def __init__(self, events: list[tuple[Runtime, Event]], keep: object) -> None:
-        self._events = events
-        self._keep = keep
-
-    def poll(self) -> bool:
-        events = self._events
-        while events:
-            runtime, event = events[-1]
-            if not runtime.query(event):
-                return False
-            events.pop()
-        return True
-
-    def abort(self) -> None:
-        _left_over.append(self)
-
-
-_left_over: list[_Events] = []
-"""Of workers that were closed meanwhile."""
-
-
-def sweep() -> None:
-    """Let go of memory that devices used for workers that were closed, as far as the devices are through with it."""
-    for left in list(_left_over):
-        try:
-            over = left.poll()
-        except RuntimeError:  # the device has failed; it uses nothing any more
-            over = True
-        if over and left in _left_over:
-            _left_over.remove(left)
-
-
-def watch_events(
-    home: LoopHome, events: list[tuple[Runtime, Event]], then: Callable[[BaseException | None], None], keep: object = None
-) -> None:
-    """Call back on the home thread once all these events have happened, or with what the device says instead.
-
-    Args:
-        keep: held until they have happened, whatever becomes of those who wait.
-    """
-    if _left_over:
-        sweep()
-    completion = _Events(events, keep)
-    work: AsyncWork[None] = AsyncWork(home, "device")
-    work.add_done_callback(lambda done: then(done.exception()))
-    try:
-        home.poller.watch(completion, work)
-    except ClosedError as error:
-        completion.abort()
-        work._fail(error)
 
 
 Trip = tuple[list[torch.Tensor], list[tuple["Runtime", "Event"]]]

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import uvloop
 
 from aiorlinf.device.runtime import Event, Runtime
-from aiorlinf.link.staging import watch_events
+from aiorlinf.link.device_events import watch_events
 from aiorlinf.testing.fake import FakeAccelerator
 from aiorlinf.work.home import LoopHome
 from scripts.benchmarks.summary import quantile

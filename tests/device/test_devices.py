@@ -15,8 +15,8 @@ import torch
 from aiorlinf import init
 from aiorlinf.backends.device_pairs import register_pairs, unregister_pairs
 from aiorlinf.errors import BackendUnavailable, RemoteError
+from aiorlinf.link.device_events import sweep
 from aiorlinf.link.link import LinkStats
-from aiorlinf.link.staging import sweep
 from aiorlinf.rendezvous.settings import Backend
 from aiorlinf.testing.fake import FakeAccelerator
 from aiorlinf.testing.fake.pairs import FakeMaker

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from aiorlinf.device.runtime import Event, Runtime
-from aiorlinf.link.staging import watch_events
+from aiorlinf.link.device_events import watch_events
 from aiorlinf.testing.fake import FakeAccelerator
 from aiorlinf.work.home import LoopHome
 
