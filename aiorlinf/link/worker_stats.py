@@ -36,6 +36,10 @@ class WorkerStats:
     compression: dict[str, Any] | None
     ended_links: tuple[EndedLinks, ...] = ()
 
+    def __repr__(self) -> str:
+        """Short; printed, it says everything."""
+        return f"<WorkerStats {str(self).partition(chr(10))[0]}>"
+
     def __str__(self) -> str:
         lines = [f"{self.address}: {len(self.links)} link{'' if len(self.links) == 1 else 's'}"]
         lines += [f"  {line}" for link in self.links for line in str(link).splitlines()]

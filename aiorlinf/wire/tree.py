@@ -88,7 +88,7 @@ def _plain(obj: Any) -> Flat:
 def _pickled(obj: Any) -> Flat:
     try:
         segments, leaves, gaps = pickled.dump(obj)
-    except Refused:
+    except (Refused, UnsupportedObject):
         raise
     except RecursionError as error:
         raise UnsupportedObject("obj is nested too deeply to be pickled", path="obj") from error

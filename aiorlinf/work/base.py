@@ -11,7 +11,7 @@ from sys import _getframe
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, overload
 
-from aiorlinf.errors import ClosedError, DeadlineExceeded, ForkedHandle, UsageError, WouldBlockLoop
+from aiorlinf.errors import ClosedError, DeadlineExceeded, ForkedHandle, UnsupportedObject, UsageError, WouldBlockLoop
 from aiorlinf.work.deadline import NO_DEADLINE, Deadline
 from aiorlinf.work.failure import Failure
 from aiorlinf.work.sites import INSIDE, describe_site
@@ -736,6 +736,9 @@ class AsyncWork(Generic[T]):
     def site(self) -> str:
         """``file:line`` in the program where it was begun."""
         return describe_site(self._code, self._lasti)
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedObject(f"a work ({self._operation}) cannot be sent or pickled", hint="await it first, and send what it gives")
 
     def __repr__(self) -> str:
         parts = [type(self).__name__, self._operation]

@@ -44,5 +44,6 @@ class Failure:
             describe_site(self.code, self.lasti),
             type(error).__name__,
             error,
-            exc_info=(type(error), error, self.trace),
+            # without a traceback it would only repeat the text
+            exc_info=None if self.trace is None and error.__cause__ is None else (type(error), error, self.trace),
         )

@@ -445,3 +445,25 @@ async def test_before_it_has_joined_its_facts_are_not_there() -> None:
     await a
     assert a.incarnation == 1
     await a.close()
+
+
+@pytest.mark.asyncio
+async def test_what_listens_there_is_no_manager() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
+        limits = {"cluster": {"network": {"rendezvous_timeout_s": 1.0, "handshake_timeout_s": 0.2}}}
+        with pytest.raises(RendezvousError, match="what listens there is no manager, or one that stands still"):
+            async with init("a:0", manager=where, token="secret", config=limits):
+                pytest.fail("it has joined")
+
+
+def test_a_manager_without_a_port_is_said_before_the_token_is_missed() -> None:
+    with pytest.raises(UsageError, match=r"'localhost' is not a network address .*host:port"):
+        init("a:0", manager="localhost")
+
+
+def test_no_address_names_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AIORLINF_ADDRESS", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match=r"aiorlinf run --workers rollout=2,trainer=1 script\.py"):
+        init()

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from aiorlinf import init
 from aiorlinf.errors import NonContiguousTensor, RemoteError, UnsupportedObject
 from tests.cases.conftest import BACKENDS, Pair
 from tests.cases.sameness import all_dtypes, assert_same, raw, sample
@@ -609,3 +610,13 @@ async def test_tensordict_travels_as_any_object(stream_pair: Pair) -> None:
     got = await stream_pair.trip({"stack": stack, "name": "text"})
     assert got["name"] == "text"
     assert torch.equal(got["stack"][1]["x"], other["x"])
+
+
+@pytest.mark.asyncio
+async def test_a_work_is_to_be_awaited_first() -> None:
+    async with init("a:0") as a:
+        work = a.recv("b:0")
+        for obj in (work, {"x": [1, work]}, a.gather(1, members=["a:0"])):
+            with pytest.raises(UnsupportedObject, match=r"a work \((recv|gather)\) cannot be sent .*await it first"):
+                await a.send(obj, "a:0")
+        work.cancel()

@@ -25,6 +25,7 @@ async def test_statistics_are_lines() -> None:
         assert any(line.startswith("  buffer pool: ") for line in lines)
         assert any(line.startswith("  compression: ") for line in lines)
         assert max(map(len, lines)) < 600
+        assert repr(a.stats()) == "<WorkerStats a:0: 1 link>"
 
 
 @pytest.mark.asyncio
