@@ -38,6 +38,12 @@ class Place(Protocol):
     def late(self, values: torch.Tensor, index: int = 0) -> torch.Tensor:
         """These values on a device, written by a stream that is busy for a while before it comes to that."""
 
+    def write(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        """Give a tensor on a device other values, late."""
+
+    def empty_cache(self) -> None:
+        """Give memory that is not in use back to the device."""
+
     def on_a_stream(self, index: int = 0) -> contextlib.AbstractContextManager[Any]:
         """Another stream is current meanwhile."""
 
@@ -70,6 +76,15 @@ class CudaPlace:
             cuda._sleep(_BUSY_CYCLES)
             return target.copy_(source)
 
+    def write(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        source = values.to(target.device)
+        cuda: Any = torch.cuda
+        cuda._sleep(_BUSY_CYCLES)
+        target.copy_(source)
+
+    def empty_cache(self) -> None:
+        torch.cuda.empty_cache()
+
     def on_a_stream(self, index: int = 0) -> contextlib.AbstractContextManager[Any]:
         cuda: Any = torch.cuda
         stream = cuda.Stream(device=index)
@@ -98,6 +113,12 @@ class FakePlace:
 
     def late(self, values: torch.Tensor, index: int = 0) -> torch.Tensor:
         return self.fake.late(values, index, ticks=30)
+
+    def write(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        self.fake.write(target, values, ticks=30)
+
+    def empty_cache(self) -> None:
+        self.fake.empty_cache()
 
     @contextlib.contextmanager
     def on_a_stream(self, index: int = 0) -> Iterator[None]:

@@ -37,7 +37,10 @@ def run_check(check: Check, kind: str, where: Place) -> Outcome:
     if where.count() < check.devices:
         return Outcome("skipped", f"needs {check.devices} devices")
     try:
-        return Outcome("passed", asyncio.run(asyncio.wait_for(_first(check, kind, where), LIMIT_S)))
+        found = asyncio.run(asyncio.wait_for(_first(check, kind, where), LIMIT_S))
+        if kind != "fake" and not found.startswith(check.way):
+            raise AssertionError(f"it went another way than {check.way}: {found}")
+        return Outcome("passed", found)
     except Exception as error:  # the next check runs all the same
         text = f"not over after {LIMIT_S:.0f} s" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
         traceback.print_exc()
@@ -86,11 +89,11 @@ def _second(check: Check, kind: str, env: Mapping[str, str], pipe: Connection) -
     os.environ.update(env)
 
     async def main() -> None:
-        async with init() as comm:
-            with place(kind) as where:
+        with place(kind) as where:
+            async with init(device=f"{kind}:{check.lands_on}") as comm:
                 await check.second(comm, where)
-            pipe.send(None)
-            await asyncio.to_thread(_end, pipe)  # the statistics of the link are read meanwhile
+                pipe.send(None)
+                await asyncio.to_thread(_end, pipe)  # the statistics of the link are read meanwhile
 
     try:
         asyncio.run(main())

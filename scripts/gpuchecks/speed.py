@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -9,12 +10,16 @@ from typing import Any
 import torch
 
 from aiorlinf import Worker
+from aiorlinf.device.registry import runtime_of
+from aiorlinf.link.staging import watch_events
 from scripts.gpuchecks.checks import MIB, A, B, Check, told
 from scripts.gpuchecks.place import Place
 
 __all__ = ["SPEEDS"]
 
 ROUNDS = 7
+_SHORT_CYCLES = 2_000_000
+"""About a millisecond."""
 
 
 def _sync(place: Place) -> None:
@@ -92,11 +97,40 @@ async def pinned_copy(comm: Worker, place: Place) -> str:
     return f"out {tensor.nbytes / first / 1e9:.1f} GB/s, in {tensor.nbytes / second / 1e9:.1f} GB/s"
 
 
+async def event_to_await(comm: Worker, place: Place) -> str:
+    """From the moment that a thread, which does nothing but wait for the device, knows of an event, to who awaits it on the loop."""
+    runtime = runtime_of(place.kind)
+    if place.kind != "cuda" or runtime is None:
+        return "only on a real device"
+    cuda: Any = torch.cuda
+    loop = asyncio.get_running_loop()
+    late = []
+    for _ in range(ROUNDS * 20):
+        happened = loop.create_future()
+        cuda._sleep(_SHORT_CYCLES)
+        stream = runtime.current_stream(0)
+        other = cuda.Event(blocking=False)
+        other.record(stream)
+        watch_events(comm.home, [(runtime, runtime.record(stream))], happened.set_result)
+
+        def known(event: Any) -> float:
+            event.synchronize()
+            return time.perf_counter()
+
+        waiting = loop.run_in_executor(None, known, other)
+        await happened
+        here = time.perf_counter()
+        late.append(here - await waiting)
+    late.sort()
+    return f"half within {1e6 * late[len(late) // 2]:.0f} us, 99 % within {1e6 * late[int(0.99 * len(late))]:.0f} us"
+
+
 async def nothing(comm: Worker, place: Place) -> str:
     return ""
 
 
 SPEEDS = [
+    Check("from an event to who awaits it", event_to_await, nothing),
     Check("copy_ between the device and pinned memory, 1 GiB", pinned_copy, nothing),
     Check("1 GiB, same device", send_large, recv_large),
     Check("1 GiB, staged through shared memory", send_large, recv_large, backend="shm"),

@@ -140,3 +140,25 @@ async def test_what_cannot_be_written_in_place(fake: FakeAccelerator) -> None:
         target = fake.tensor(torch.zeros(4, 4)).t()
         with pytest.raises(UsageError, match="into: 'w' is on fake:0 and not contiguous"):
             workers[1].broadcast(None, 0, into={"w": target})
+
+
+@pytest.mark.asyncio
+async def test_the_producing_stream_is_the_callers(fake: FakeAccelerator) -> None:
+    """Another stream is current by the time that the parts leave."""
+    values = torch.arange(1000.0)
+    sent, streams = [], [fake.new_stream() for _ in range(3)]
+    async with company(["", "", ""]) as workers:
+
+        def call(rank: int) -> Any:
+            before = fake.current_stream(0)
+            fake.set_stream(streams[rank])
+            sent.append(fake.late(values + rank, ticks=50))
+            work = workers[rank].gather(sent[-1], 0)
+            fake.set_stream(before)
+            return work
+
+        rows = await workers.all(call)
+        for rank in (1, 2):
+            assert same(fake, rows[0][rank], values + rank, "fake:0")
+        for stream in streams:
+            fake.synchronise(stream)
