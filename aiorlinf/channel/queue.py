@@ -77,6 +77,7 @@ class ChannelQueue:
         self.went: RateMeter = RateMeter()
         self.redeliveries: int = 0
         self._line: deque[Put] = deque()  # puts that wait for room
+        self._pressing = False  # a put that does not wait has just found no room
         self._numbers = itertools.count(1)
         self._batches: set[Get] = set()  # those that wait, and perhaps some that do not any more
         self._backs: set[Lane] = set()  # with items that came back
@@ -129,6 +130,9 @@ class ChannelQueue:
             self._admit(put)
         elif put.nowait:
             self._reject(put, self._full_error(put))
+            self._pressing = True  # it will come again, as one that waits would: see `_press`
+            self._press(now)
+            self._pressing = False
         else:
             put.state = PutState.WAITING
             self._line.append(put)
@@ -291,10 +295,10 @@ class ChannelQueue:
 
     def _pressed(self) -> bool:
         """A batch cannot grow: nothing more comes, or nothing more fits until something is taken."""
-        return self.roster.ended or self._first_waiting() is not None
+        return self.roster.ended or self._pressing or self._first_waiting() is not None
 
     def _press(self, now: float) -> None:
-        """A put waits for room. Those who wait for a larger batch are content with what there is, or both sides would wait for ever."""
+        """A put finds no room. Those who wait for a larger batch are content with what there is, or both sides would wait for ever."""
         for get in list(self._batches):
             if get.waiting:
                 self._serve(self.dispatch.lane(get.consumer, get.key), now)

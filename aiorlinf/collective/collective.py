@@ -36,9 +36,10 @@ class Collective:
             group_name: keeps the messages of several groups of the same workers apart.
 
         Raises:
-            UsageError: fewer than two, a worker twice, ours missing, or not an address.
+            UsageError: fewer than two, a worker twice, ours missing, or not an address; the name is no text.
         """
         addresses = self._addresses(members)
+        _check_name(group_name)
         unique = frozenset(addresses)
         if len(addresses) < 2:
             raise UsageError("a group has two or more members", hint="to send to yourself use comm.send(obj, comm.address)")
@@ -86,3 +87,16 @@ class Collective:
     def _check_ours(self, addresses: Iterable[WorkerAddress]) -> None:
         if self._exchange.local not in addresses:
             raise UsageError(f"{self._exchange.local} is not among the members {', '.join(addresses)}")
+
+
+def _check_name(name: object) -> None:
+    """Others have to come to the same number by it (`context_of`)."""
+    if name is None:
+        return
+    try:
+        if isinstance(name, str):
+            name.encode()
+            return
+    except UnicodeEncodeError:
+        pass
+    raise UsageError(f"group_name={name!r} is no text")

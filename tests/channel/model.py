@@ -37,6 +37,7 @@ class Model:
     gone: dict[int, list[MItem]] = field(default_factory=dict)  # and taken
     outcome: dict[int, Any] = field(default_factory=dict)
     next_seq: int = 1
+    pressing: bool = False  # a put that does not wait has just been refused
 
     def room(self, nbytes: int) -> bool:
         here = [*self.items, *self.uncommitted]
@@ -82,4 +83,4 @@ class Model:
             total += item.weight
             if total >= get.target:
                 return taken
-        return taken if self.puts else []
+        return taken if self.puts or self.pressing else []

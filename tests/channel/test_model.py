@@ -41,7 +41,11 @@ class Pair:
         refused = nowait and (bool(self.model.puts) or not self.model.room(nbytes))
         put = self.puts[number] = self.desk.put(number, key=key, weight=weight, nbytes=nbytes, nowait=nowait)
         assert isinstance(self.desk.errors.get(put), ChannelFull) == refused
-        if not refused:
+        if refused:
+            self.model.pressing = True
+            self.model.settle()
+            self.model.pressing = False
+        else:
             self.model.puts.append(MItem(0, key, weight, nbytes, number))
 
     def get(self, key: Any, target: float | None, nowait: bool, lease: bool) -> None:

@@ -85,6 +85,25 @@ def test_a_full_channel_gives_a_batch_what_it_has() -> None:
     assert desk.committed == [1, 2, 3]
 
 
+def test_a_put_that_does_not_wait_presses_as_one_that_does() -> None:
+    """Whoever tries again and again with put_nowait would otherwise wait for the batch, and the batch for him."""
+    for desk in (Desk(maxsize=2), Desk(max_bytes=20)):
+        batch = desk.get(target=10)
+        desk.put(1, nowait=True, nbytes=10)
+        desk.put(2, nowait=True, nbytes=10)
+        assert batch not in desk.got
+        refused = desk.put(3, nowait=True, nbytes=10)
+        assert isinstance(desk.errors[refused], ChannelFull)
+        assert desk.got[batch] == [1, 2]
+    desk = Desk(maxsize=1)
+    desk.put(1)
+    desk.put(2, nowait=True)
+    desk.take()
+    batch = desk.get(target=10)
+    assert desk.put(3, nowait=True).state == PutState.OVER
+    assert batch not in desk.got  # the pressure was over with that put
+
+
 def test_nowait() -> None:
     desk = Desk(maxsize=1)
     get = desk.get(nowait=True)

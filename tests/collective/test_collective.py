@@ -56,6 +56,12 @@ def test_what_is_no_group(collective: Collective, members: Any, text: str) -> No
         collective.create_collective_group(members)
 
 
+@pytest.mark.parametrize("name", [5, b"x", "\ud800", ("a",)])
+def test_what_is_no_name_of_a_group(collective: Collective, name: Any) -> None:
+    with pytest.raises(UsageError, match="is no text"):
+        collective.create_collective_group(["a:0", "b:0"], name)
+
+
 def test_names_that_collide_are_found(collective: Collective, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "context_of", lambda members, name: 7)
     first = collective.create_collective_group(["a:0", "b:0"], "x")
