@@ -6,8 +6,9 @@ a program that only launches workers never load torch.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from aiorlinf.lazy import fetcher
 
 if TYPE_CHECKING:
     from aiorlinf import errors
@@ -94,17 +95,7 @@ _HOMES = {
 
 
 if not TYPE_CHECKING:  # a type checker would take it to mean that any name is there
-
-    def __getattr__(name: str) -> object:
-        try:
-            home = _HOMES[name]
-        except KeyError:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-        if home is None:
-            return importlib.import_module(f"{__name__}.{name}")
-        value: object = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-        globals()[name] = value
-        return value
+    __getattr__ = fetcher(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -7,8 +7,9 @@ first used, for the actors that only start programs need little.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from aiorlinf.lazy import fetcher
 
 if TYPE_CHECKING:
     from aiorlinf.launch.ray.actors import ActorMaker, WorkerActor, comm
@@ -32,12 +33,4 @@ _HOMES = {
 
 
 if not TYPE_CHECKING:  # a type checker would take it to mean that any name is there
-
-    def __getattr__(name: str) -> object:
-        try:
-            home = _HOMES[name]
-        except KeyError:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-        value: object = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-        globals()[name] = value
-        return value
+    __getattr__ = fetcher(__name__, _HOMES)
