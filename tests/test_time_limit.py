@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 
 from tests.inner_pytest import run_pytest
@@ -79,3 +81,11 @@ def test_a_hang_in_c_code_costs_its_process_and_the_run_goes_on(tmp_path: Path) 
     inner = run_pytest(tmp_path, _HANGS_IN_C, "-p", "tests.time_limit", "-p", "no:randomly", "-n", "1", *limits)
     assert "crashed while running 'test_inner.py::test_hangs_in_c_code'" in inner.output
     assert inner.output.rstrip().splitlines()[-1].strip("= ").startswith("1 failed, 1 passed in")
+
+
+def test_no_test_may_take_longer_than_the_limit_that_ends_its_process() -> None:
+    root = Path(__file__).parents[1]
+    last = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["faulthandler_timeout"]
+    limits = [int(limit) for path in (root / "tests").rglob("*.py") for limit in re.findall(r"mark\.timeout\((\d+)", path.read_text())]
+    assert limits
+    assert max(limits) < last
