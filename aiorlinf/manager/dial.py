@@ -140,7 +140,8 @@ class Dialer:
             except OSError as error:
                 self._reasons[endpoint] = _socket_failure(error)
             except _Transient as error:
-                self._reasons[endpoint] = str(error)
+                if self._time_is_left(0) or endpoint not in self._reasons:  # as above
+                    self._reasons[endpoint] = str(error)
         return None
 
     async def _resolve(self) -> list[str]:

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 def start(*arguments: str, token: str | None = None) -> subprocess.Popen[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AIORLINF_")}
+    environment.pop("PYTHONASYNCIODEBUG", None)  # it would tell on stderr how slow the machine is
     if token is not None:
         environment["AIORLINF_TOKEN"] = token
     return subprocess.Popen(
