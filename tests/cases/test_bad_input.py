@@ -403,7 +403,7 @@ async def test_silent_strangers_do_not_keep_anybody_out(complaints: list[str]) -
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
         await asyncio.sleep(0.05)
-        complaints.clear()
+    complaints.clear()  # when the manager has ended, too, and so has said all that it says of them
 
 
 # ---- closed
