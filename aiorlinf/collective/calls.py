@@ -205,7 +205,7 @@ class CollectiveCalls:
         own: Any = None
         given: Any = objects  # it may be anything, whatever its type says
         if not isinstance(given, Sequence) or isinstance(given, (str, bytes)) or len(given) != len(circle.members):
-            count = f"{len(given)} objects" if isinstance(given, Sequence) else f"a {type(given).__name__}"
+            count = f"{len(given)} objects" if isinstance(given, Sequence) else f"something of type {type(given).__name__}"
             error = UsageError(f"all_to_all got {count} for {len(circle.members)} members", hint="give a list with one for each")
         else:
             by_member = dict(zip(circle.members, objects, strict=True))

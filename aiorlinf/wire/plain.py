@@ -91,7 +91,7 @@ class _Encoder:
         elif type(obj) in _by_class:
             _write_dataclass(self, obj)
         else:
-            raise Refused(obj, f"a {_full_name(type(obj))} cannot travel without pickle")
+            raise Refused(obj, f"something of type {_full_name(type(obj))} cannot travel without pickle")
 
     def tag(self, tag: bytes, count: int) -> None:
         self.out += tag

@@ -84,7 +84,7 @@ def test_a_ref_is_a_work(company: Company) -> None:
     with pytest.raises(Exception, match="1") as caught:
         failing.wait(timeout=LIMIT_S)
     assert isinstance(caught.value, company.ray.exceptions.RayTaskError), "Ray's own error, unchanged"
-    with pytest.raises(UsageError, match="a int is no ObjectRef"):
+    with pytest.raises(UsageError, match="type int is no ObjectRef"):
         aiorlinf.ray.work_of(3, company.driver)
     stored = aiorlinf.ray.work_of(company.ray.put([1, 2]), company.driver)
     assert stored.wait(timeout=LIMIT_S) == [1, 2]

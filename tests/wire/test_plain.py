@@ -173,8 +173,8 @@ def test_an_object_that_contains_itself() -> None:
 @pytest.mark.parametrize(
     ("obj", "reason"),
     [
-        (object(), "a object cannot travel without pickle"),
-        ([1, {"a": object()}], r"obj\[1\]\['a'\]: a object"),
+        (object(), "type object cannot travel without pickle"),
+        ([1, {"a": object()}], r"obj\[1\]\['a'\]: something of type object"),
         (OrderedDict(a=1), "OrderedDict"),
         (defaultdict(list), "defaultdict"),
         (Pair(1, 2), "Pair"),

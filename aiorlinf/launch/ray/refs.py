@@ -31,7 +31,11 @@ def work_of(ref: Any, comm: Worker, *, cancel: bool = True) -> AsyncChannelWork[
     """
     ray = ray_itself()
     if not isinstance(ref, ray.ObjectRef):
-        raise UsageError(f"a {type(ref).__name__} is no ObjectRef", operation="work_of", hint="pass what actor.method.remote(...) returned")
+        raise UsageError(
+            f"something of type {type(ref).__name__} is no ObjectRef",
+            operation="work_of",
+            hint="pass what actor.method.remote(...) returned",
+        )
 
     def give_up(_: object) -> None:
         ray.cancel(ref, recursive=False)
