@@ -139,5 +139,8 @@ class CodedWay:
     def accepted(self, message_id: int) -> None:
         pass
 
+    def dropped(self, message_id: int) -> None:
+        pass
+
     def close(self) -> None:
         pass

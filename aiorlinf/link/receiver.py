@@ -709,6 +709,8 @@ class Receiver:
         """The sender cancelled a message that is here already: it can be withdrawn until somebody takes it."""
         for message in self.mailbox.all_queued():
             if message.message_id == message_id:
+                # Its sender may have heard from us that it is here. Said before its memory goes back, which tells the two cases apart.
+                self.reply(FrameType.REFUSED, message_id, orjson.dumps({"why": "withdrawn"}))
                 self._withdrawn(message)
                 return
 

@@ -364,6 +364,8 @@ class Sender:
         """The peer will not take the message; `body` says why."""
         out = self.pending.get(message_id)
         if out is None:
+            for way in self.ways:
+                way.dropped(message_id)
             self._on_regret(bytes(body))
             return
         self.flowing.discard(out.key)

@@ -53,7 +53,10 @@ class Way(Protocol):
         """It was withdrawn. True if the peer may have it all the same: this way gives the tensors back when it knows better."""
 
     def accepted(self, message_id: int) -> None:
-        """The peer has taken a message that was withdrawn."""
+        """A message that was withdrawn was in the peer's hands already."""
+
+    def dropped(self, message_id: int) -> None:
+        """The peer had it, but nobody had taken it before it heard that it was withdrawn."""
 
     def close(self) -> None:
         """The link has ended."""
@@ -202,6 +205,9 @@ class LaneWay:
     def accepted(self, message_id: int) -> None:
         pass
 
+    def dropped(self, message_id: int) -> None:
+        pass
+
     def close(self) -> None:
         self._lane = None
         queue, self._queue = self._queue, deque()
@@ -239,7 +245,7 @@ class SharedWay:
         self._required = required
         self.carries: Callable[[Outgoing], None] = lambda out: None
         self._ahead: list[Outgoing] = []  # begun at once, and perhaps not given back
-        self._revoked: dict[int, Placement] = {}
+        self._revoked: dict[int, tuple[Placement, bool]] = {}  # by message; and whether the peer has it, as far as we know
 
     def takes(self, out: Outgoing) -> bool:
         return out.flat is not None and (self._required or self._shared.usable) and (out.total >= self._threshold or bool(out.owned))
@@ -370,22 +376,28 @@ class SharedWay:
         moved, out.moved = out.moved, []
 
         def back() -> None:
-            del self._revoked[out.message_id]
-            put_back(moved)
+            if not self._revoked.pop(out.message_id)[1]:
+                put_back(moved)
 
         placement.back = back
-        self._revoked[out.message_id] = placement
+        self._revoked[out.message_id] = (placement, False)
         return True
 
     def accepted(self, message_id: int) -> None:
-        placement = self._revoked.pop(message_id, None)
-        if placement is not None:
-            placement.back = None
+        self._note_taken(message_id, True)
+
+    def dropped(self, message_id: int) -> None:
+        self._note_taken(message_id, False)  # it comes before the memory is given back
+
+    def _note_taken(self, message_id: int, taken: bool) -> None:
+        if message_id in self._revoked:
+            self._revoked[message_id] = (self._revoked[message_id][0], taken)
 
     def close(self) -> None:
         self._ahead.clear()
-        for message_id in list(self._revoked):
-            self.accepted(message_id)  # for all we know
+        revoked, self._revoked = self._revoked, {}
+        for placement, _ in revoked.values():
+            placement.back = None  # for all we know it was taken
         self._shared.close()
 
 

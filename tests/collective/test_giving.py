@@ -436,6 +436,31 @@ async def test_a_send_tensor_that_nobody_took_is_back_when_the_peer_says_so(pair
     await pair.given_back()
 
 
+async def is_back(tensor: torch.Tensor) -> None:
+    await soon(lambda: not is_given_away(tensor))
+
+
+@pytest.mark.asyncio
+async def test_a_send_that_nobody_took_is_back_whenever_it_is_cancelled(pair: Pair) -> None:
+    """Also where the peer has just said that it is there: nobody had taken it when the peer heard of the cancel."""
+    await pair.trip(b"connected")
+    tensor = filled(pair.a, 3.0)
+    for turns in [*range(12)] * 2:
+        work = pair.a.send(tensor, "b:0")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if not work.cancel():
+            got = await pair.b.recv("a:0", timeout=20)
+            assert (got == 3).all()
+            del got
+            tensor = filled(pair.a, 3.0)
+            continue
+        await is_back(tensor)
+        assert (tensor == 3).all()
+    assert (await pair.trip(tensor) == 3).all()
+    await pair.given_back()
+
+
 @pytest.mark.asyncio
 async def test_a_send_that_was_cancelled_too_late_stays_given(pair: Pair) -> None:
     await pair.trip(b"connected")
