@@ -11,7 +11,7 @@ import torch
 
 from aiorlinf import Worker
 from aiorlinf.device.registry import runtime_of
-from aiorlinf.link.staging import watch_events
+from aiorlinf.link.device_events import watch_events
 from scripts.gpuchecks.checks import MIB, A, B, Check, told
 from scripts.gpuchecks.place import Place
 
