@@ -44,6 +44,7 @@ class OursChannel(Contender):
         super().__init__(place)
         self.worker: aiorlinf.Worker | None = None
         self.numbers = itertools.count()
+        self.balances = itertools.count()  # apart from the others: only the half that leads counts them
         self.consumers: Consumers | None = None
 
     @property
@@ -75,7 +76,7 @@ class OursChannel(Contender):
             if self.consumers is None:
                 self.consumers = Consumers(self.comm)
                 await self.consumers.ready()
-            found = await self.consumers.unevenness(f"balance{next(self.numbers)}", variant, amount_of(case, effort))
+            found = await self.consumers.unevenness(f"balance{next(self.balances)}", variant, amount_of(case, effort))
             return {"time": 100 * found}
         if case not in WINDOW:
             raise unknown(case, variant)
