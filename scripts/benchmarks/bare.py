@@ -70,9 +70,9 @@ class Bare(Contender):
         if variant == "memcpy_both":
             found = limits.memcpy("memcpy_warm", replace(effort, tensor_bytes=effort.both_ways_bytes, transfers=effort.both_ways_messages))
             return {"rate": 2 * found["rate"]} if self.leads else {}
-        if variant == "memcpy_1MiB":
+        if variant in ("memcpy_1MiB", "memcpy_1MiB_many"):
             small = replace(effort, tensor_bytes=1 << 20, transfers=40 * effort.transfers)
-            return limits.memcpy("memcpy_warm", small) if self.leads else {}
+            return limits.memcpy("memcpy_many" if variant.endswith("many") else "memcpy_warm", small) if self.leads else {}
         if variant.startswith("memcpy"):
             return limits.memcpy(variant, effort) if self.leads else {}
         if variant == "idle":

@@ -13,14 +13,18 @@ __all__ = ["memcpy"]
 
 
 def memcpy(variant: str, effort: Effort) -> Metrics:
-    """Copy of a large tensor in one thread, in GB/s: into the same memory again, or into new memory each time."""
+    """Copy of a large tensor in one thread, in GB/s.
+
+    Into the same memory again, into each of 64 places in turn (as what holds many of them has to), or into new memory each time.
+    """
     source = make_bulk(effort.tensor_bytes)
-    warm = torch.empty_like(source)
-    warm.copy_(source)
+    places = [torch.empty_like(source) for _ in range(64 if variant == "memcpy_many" else 1)]
+    for place in places:
+        place.copy_(source)
     took = []
-    for _ in range(effort.transfers):
+    for index in range(effort.transfers):
         start = time.perf_counter()
-        target = warm if variant == "memcpy_warm" else torch.empty_like(source)
+        target = torch.empty_like(source) if variant == "memcpy_fresh" else places[index % len(places)]
         target.copy_(source)
         took.append(time.perf_counter() - start)
         del target
