@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,10 +11,11 @@ import torch
 
 from aiorlinf.backends.cuda_ipc import decode_handles
 from aiorlinf.backends.device_pairs import pair_maker
+from aiorlinf.backends.shm.mapping import let_go
 from aiorlinf.device.openings import IDLE_S, Openings, Use
 from aiorlinf.device.registry import accelerator
 from aiorlinf.device.turns import INWARD, turns_of
-from aiorlinf.errors import ClosedError, WireError
+from aiorlinf.errors import WireError
 from aiorlinf.link.memory import byte_view, fresh_bytes
 from aiorlinf.link.sink import Sink
 from aiorlinf.link.staging import IN, Trip, travel
@@ -72,7 +72,8 @@ class DeviceIn:
         self._landing = landing
         self._lane = lane
         self._turns: set[Turn] = set()
-        self.openings: Openings = Openings(receiver.home.loop.time, self._drop)
+        # In threads of their own: what waits for the worker's private threads when it closes would be dropped in the loop's.
+        self.openings: Openings = Openings(receiver.home.loop.time, let_go)
         self._sweeping: asyncio.TimerHandle | None = None
 
     def start(self, message: Incoming, content: Content, start: Start) -> None:
@@ -202,14 +203,6 @@ class DeviceIn:
         self._sweeping = None
         self.openings.sweep()
         self._sweep_later()
-
-    def _drop(self, memories: list[torch.Tensor]) -> None:
-        """Let go of the peer's memory, which may wait for the device. Any thread."""
-        home = self._receiver.home
-        try:
-            home.call(lambda: home.submit(memories.clear))
-        except ClosedError:
-            threading.Thread(target=memories.clear, name="aiorlinf-close-memory", daemon=True).start()
 
     def _refuse(self, message: Incoming, content: Content, start: Start) -> None:
         """Nobody wants it any more. What was begun must still be ended."""

@@ -188,7 +188,10 @@ class DeviceOut:
             self._here = self._facts()
         here = self._here
         source = here.uuids[device.index] if here.kind == device.type else ""
-        failed = self._problems if self._lane is not None else {"nccl": "there is no lane", **self._problems}
+        failed = self._problems
+        no_pair = plan.pair_problem or (None if self._lane is not None else "there is no lane")
+        if no_pair is not None and (plan.pair_problem or "nccl" not in failed):
+            failed = {**failed, "nccl": no_pair}
         return here.way_to(
             peer,
             source,

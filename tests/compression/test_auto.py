@@ -157,11 +157,10 @@ async def test_a_parcel_that_is_sent_on_is_empty_when_it_has_arrived() -> None:
 
 @pytest.mark.asyncio
 async def test_it_knows_what_the_peer_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    import aiorlinf.worker
 
     async with init("a:0", config=config_of("auto")) as a:
         with monkeypatch.context() as patch:
-            patch.setattr(aiorlinf.worker, "probe", lambda config: (1,))
+            patch.setattr("aiorlinf.link.enrolment.probe", lambda config: (1,))
             b = await init("b:0", manager=a.manager_address, token=a.token)
         async with b:
             for _ in range(4):

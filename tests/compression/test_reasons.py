@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import aiorlinf.worker
 from aiorlinf import Worker, init
 from aiorlinf.codec.codecs.lz4 import Lz4
 from aiorlinf.errors import ConfigError
@@ -150,7 +149,7 @@ async def test_where_shared_memory_is_full_it_goes_as_it_is() -> None:
 async def test_a_peer_that_does_not_know_the_codec(monkeypatch: pytest.MonkeyPatch) -> None:
     async with init("a:0", config=config_of("lz4")) as a:
         with monkeypatch.context() as patch:
-            patch.setattr(aiorlinf.worker, "probe", lambda config: (2,))
+            patch.setattr("aiorlinf.link.enrolment.probe", lambda config: (2,))
             b = await init("b:0", manager=a.manager_address, token=a.token)
         async with b:
             sending = a.send([dense(100_000), dense(10)], "b:0")

@@ -16,7 +16,6 @@ import pytest
 import torch
 import uvloop
 
-import aiorlinf.worker
 from aiorlinf import Worker, init
 from aiorlinf.config import load_config
 from aiorlinf.errors import ClosedError, PeerLost
@@ -33,7 +32,7 @@ __all__: list[str] = []
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[Coroutine[Any, Any, None]], None]:
     """Runs a coroutine whose workers reach each other over TCP only, as from host to host."""
-    monkeypatch.setattr(aiorlinf.worker, "_unix_listener", lambda: None)
+    monkeypatch.setattr("aiorlinf.link.enrolment._unix_listener", lambda: None)
 
     def run(coro: Coroutine[Any, Any, None]) -> None:
         with asyncio.Runner(loop_factory=request.param, debug=True) as runner:
@@ -268,7 +267,7 @@ def test_it_is_not_tried_for_ever(run: Callable[..., None], monkeypatch: pytest.
                 with pytest.raises(PeerLost, match=r"could not be restored within 0\.\d s \(no answer\)"):
                     await asyncio.wait_for(work, 10)
             monkeypatch.undo()
-            monkeypatch.setattr(aiorlinf.worker, "_unix_listener", lambda: None)
+            monkeypatch.setattr("aiorlinf.link.enrolment._unix_listener", lambda: None)
             await asyncio.gather(a.send("anew", "b:0"), b.recv("a:0"))
             assert a.stats().links[0].reconnects == 0
 
