@@ -56,14 +56,14 @@ def test_a_steady_stream_touches_no_fresh_memory() -> None:
 
 @pytest.mark.timeout(LIMIT_S + 10)
 def test_a_channel_loses_nothing_and_gives_nothing_twice() -> None:
-    ended = torture("channel", "--items", "300", "--kills", "3", "--mib", "192", "--seed", "3")
+    ended = torture("channel", "--items", "150", "--kills", "2", "--mib", "128", "--seed", "3")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = rows(ended.stdout)
     assert found["wrong"] == ["nothing"]
-    assert found["exactly once, get"][0].startswith("300 items, ")
-    assert found["at least once, lease"][0].startswith("300 items, 3 consumers killed, ")
+    assert found["exactly once, get"][0].startswith("150 items, ")
+    assert found["at least once, lease"][0].startswith("150 items, 2 consumers killed, ")
     for backend in ("auto", "stream"):
-        assert "192 MiB through a bound of 64 MiB" in found[f"bounded memory, {backend}"][0]
+        assert "128 MiB through a bound of 64 MiB" in found[f"bounded memory, {backend}"][0]
 
 
 def test_what_a_channel_does_wrong_is_seen() -> None:
