@@ -19,6 +19,8 @@ from aiorlinf.errors import UsageError
 from tests.launch.programs import child_env
 from tests.ray.actors import ByItself, Player, Trainer
 
+pytestmark = pytest.mark.timeout(150)  # the first one starts Ray, and its actors import torch
+
 LIMIT_S = 50
 
 
@@ -45,6 +47,7 @@ def company(cluster: Any) -> Iterator[Company]:
         ).remote(1, scale=2)
         # Given as Ray's own actor class, with an option of its own.
         player = job.worker(ray.remote(num_cpus=0)(Player), "player:0").options(label_selector={"rack": "left"}).remote()
+        ray.get([player.facts.remote(), trainer.facts.remote()], timeout=LIMIT_S)  # both have joined, whichever test is the first
         yield Company(ray, job, player, trainer, driver)
         ray.kill(player)
         ray.kill(trainer)
@@ -60,7 +63,7 @@ def test_each_is_a_worker_on_its_node(company: Company) -> None:
     told = dict(part.split("=") for part in labels.split(","))
     assert (told["rack"], told["zone"]) == ("right", "far"), "the last part of the node's label, and the job's own"
     peers = company.driver.peers().wait(timeout=LIMIT_S)
-    assert [peer.incarnation for peer in peers if peer.address == "trainer:0"] == [incarnation], "of which another test makes a further one"
+    assert [peer.incarnation for peer in peers if peer.address == "trainer:0"] == [incarnation]  # 2 after the test that kills it
     racks = {str(peer.address): peer.labels["rack"] for peer in peers if not peer.address.startswith("channel.")}  # of other tests
     assert racks == {"player:0": "left", "trainer:0": "right"}
     assert facts["peers"]["driver:0"]["host"]

@@ -13,6 +13,8 @@ from aiorlinf.errors import AuthenticationError, RendezvousError, UsageError
 from tests.launch.programs import alive, wait_until
 from tests.ray.actors import Player
 
+pytestmark = pytest.mark.timeout(150)  # the first one starts Ray, and its actors import torch
+
 LIMIT_S = 50
 
 

@@ -20,6 +20,8 @@ from aiorlinf.errors import DeadlineExceeded, UsageError
 from aiorlinf.launch import WorkerFailed
 from tests.launch.programs import ROOT, alive, child_env, pids_in, script, wait_until
 
+pytestmark = pytest.mark.timeout(150)  # the first one starts Ray, and its actors import torch
+
 LIMIT_S = 60
 
 PLACEMENT = {"left": {"num_cpus": 0, "resources": {"left": 1}}, "right": {"num_cpus": 0, "label_selector": {"example.org/rack": "right"}}}
