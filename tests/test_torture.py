@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 from scripts.tortures.__main__ import main
 from scripts.tortures.channel import Bounds, ExactlyOnce, Leases
+from scripts.tortures.exchanges import differs, random_object
 from scripts.tortures.proc import Footprint
 from scripts.tortures.report import render_rounds, render_steady, steady_complaints
 from scripts.tortures.rounds import Outcome
@@ -64,6 +67,30 @@ def test_a_channel_loses_nothing_and_gives_nothing_twice() -> None:
     assert found["at least once, lease"][0].startswith("150 items, 2 consumers killed, ")
     for backend in ("auto", "stream"):
         assert "128 MiB through a bound of 64 MiB" in found[f"bounded memory, {backend}"][0]
+
+
+@pytest.mark.timeout(LIMIT_S + 10)
+def test_all_to_all_is_as_the_model_says() -> None:
+    ended = torture("all_to_all", "--cases", "24", "--seed", "5")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = rows(ended.stdout)
+    assert found["cases"] == ["24 (seed 5)"]
+    assert found["wrong"] == ["nothing"]
+    assert sum(int(part.split()[-1].replace(",", "")) for part in found["objects compared"][0].split(", ")) == 24 * 64
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_differs_from_the_model_is_seen(seed: int) -> None:
+    made = [random_object(random.Random(f"{seed} {count}")) for count in range(50)]
+    again = [random_object(random.Random(f"{seed} {count}")) for count in range(50)]
+    assert differs(again, made) is None
+    for index in range(49):
+        assert (differs(made[index], made[index + 1]) is None) == (differs(made[index + 1], made[index]) is None)
+    assert differs([1, {"a": torch.ones(2)}], [1, {"a": torch.zeros(2)}]) == "it[1]['a']"
+    assert differs([1, 2], [1]) == "the length of it"
+    assert differs({"a": 1}, {"b": 1}) == "the keys of it"
+    assert differs(torch.ones(2), torch.ones(2).double()) == "it"
+    assert differs((), []) == "it: tuple instead of list"
 
 
 def test_what_a_channel_does_wrong_is_seen() -> None:

@@ -262,9 +262,10 @@ def _parts(exchange: Exchange, objects: Mapping[WorkerAddress, Any]) -> tuple[di
             message = _message(exchange, obj)
             departure = _departure(message)
             if isinstance(message, bytes):
-                parts[member] = Part(obj, message, departure)
+                parts[member] = Part(message)
             else:
-                parts[member] = Part(obj, None, departure, message, message.versions())
+                message.hold()
+                parts[member] = Part(message, departure, message.versions())
     except UsageError as error:
         return {}, error
     return parts, None

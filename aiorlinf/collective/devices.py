@@ -16,18 +16,12 @@ if TYPE_CHECKING:
     from aiorlinf.wire.manifest import Manifest
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["brought_home", "filled", "follow", "landed", "wanted_device"]
+__all__ = ["brought_home", "filled", "landed", "wanted_device"]
 
 
 def wanted_device(exchange: Exchange) -> torch.device | None:
     """Where tensors from accelerators shall come to; in the caller's thread, whose current device it is unless the worker has one."""
     return exchange.device or (None if exchange.home.on_home() else callers_device())
-
-
-def follow(departure: Departure | None) -> None:
-    """Let the current streams of this thread wait for what the caller's had been given at the call: they may not be the same."""
-    for runtime, index, event in () if departure is None else departure.devices.values():
-        runtime.wait(runtime.current_stream(index), event)
 
 
 async def brought_home(home: LoopHome, departure: Departure) -> Flat:

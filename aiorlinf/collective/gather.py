@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiorlinf.address import WorkerAddress
-from aiorlinf.collective.devices import follow, wanted_device
+from aiorlinf.collective.devices import wanted_device
 from aiorlinf.collective.notes import ALL, ROOT, Cause, Note, Step
 from aiorlinf.collective.operation import Operation
 from aiorlinf.collective.spread import give_up
@@ -27,16 +27,13 @@ class Part(NamedTuple):
     """An object that goes to one member.
 
     Attributes:
-        obj: it itself.
-        message: the same, encoded, if it is small.
+        message: it, encoded if it is small, else taken apart and held.
         departure: how far the caller's streams had come, if some of its tensors are on accelerators.
-        flat, versions: the same taken apart, and the version counters of its tensors at the call, if it is large.
+        versions: the version counters of its tensors at the call, if it was taken apart.
     """
 
-    obj: Any
-    message: bytes | None
-    departure: Departure | None
-    flat: Flat | None = None
+    message: bytes | Flat
+    departure: Departure | None = None
     versions: tuple[int, ...] = ()
 
 
@@ -97,16 +94,15 @@ class _Exchange(Operation):
     def _send_parts(self) -> None:
         """All at once, in the order of the plan."""
         for target in self._targets:
-            part = self._parts.pop(target)
-            if part.message is not None:
-                self.tell(target, Step.PART, {}, part.message)
+            message, departure, versions = self._parts.pop(target)
+            if isinstance(message, bytes):
+                self.tell(target, Step.PART, {}, message)
                 continue
-            if part.flat is not None and part.flat.versions() != part.versions:
+            if message.versions() != versions:
                 raise UsageError(f"a tensor was written to before its {self.name} was over", hint="wait for it before you go on")
             slot = self.circle.take_slot()
             self.tell(target, Step.PART, {"slot": slot})
-            follow(part.departure)
-            work = self.circle.exchange.send(target, self.circle.context, part.obj, slot, None)
+            work = self.circle.exchange.send_flat(target, self.circle.context, slot, message, departure)
             self._sends.append((slot, work))
             work.add_done_callback(_look)
 

@@ -1,195 +1,86 @@
-"""``scripts/bench collectives``: what a broadcast on this host costs, against one transfer; gather and all-to-all against torch's Gloo.
+"""``scripts/bench collectives``: what broadcast, gather and all-to-all cost, and what is left when a member is killed in the middle.
 
-All workers are processes of their own. A broadcast is timed at its root from the call until all have the object; the transfer from the
-call of send until the receiver, who looks at all of it, has said so. Gloo moves tensors of one shape; objects go through its pickling.
+On one host: a broadcast against one transfer, gather and all-to-all against torch's Gloo (`collectives_host`). Across two racks: what a
+broadcast brings over the link between them, and how long it takes (`collectives_racks`). A member killed in the middle of each: how long
+until all others know, and until they have done the next one without it (`collectives_deaths`).
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
-import statistics
-import tempfile
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from typing import Final
 
-import torch
-import torch.distributed as dist
-import uvloop
-
-import aiorlinf
-from aiorlinf import Worker
+from scripts.benchmarks.collectives_deaths import Death, killed_in_the_middle
+from scripts.benchmarks.collectives_host import EXCHANGES, GLOO, NEW, OURS, RECEIVERS, TRANSFER, on_one_host
+from scripts.benchmarks.collectives_racks import MBPS, across_two_racks, racks_problem
 
 __all__ = ["SUMMARY", "main"]
 
-SUMMARY = "broadcast, gather and all-to-all between processes of this host"
+SUMMARY: Final = "broadcast, gather and all-to-all: on one host, across two racks, and when a member is killed"
 
-MIB = 1 << 20
-WARM_UP = 2
-MEMBERS = 5
-RECEIVERS = (1, 2, 4)
-EXCHANGES = [(name, nbytes) for nbytes in (1024, MIB) for name in ("gather", "all_to_all")]
+PARTS: Final = ("host", "racks", "deaths")
+MIB: Final = 1 << 20
+LIMIT_S: Final = 1.0
+"""For all others to know that a member is gone."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run and print."""
     parser = argparse.ArgumentParser(prog="scripts/bench collectives", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small amounts: shows that all of it works, not how fast it is")
-    parser.add_argument("--mib", type=int, default=64, help="size of the broadcast (default 64)")
-    parser.add_argument("--rounds", type=int, default=10, help="of each measurement; medians are printed")
+    parser.add_argument("--mib", type=int, default=256, help="size of the broadcast (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=10, help="on one host; medians are printed (default %(default)s)")
+    parser.add_argument("--only", choices=PARTS, action="append", help="one part; may be given more than once")
     asked = parser.parse_args(arguments)
-    size, rounds = (1, 3) if asked.quick else (asked.mib, asked.rounds)
-    ours = _run(MEMBERS, partial(_measure, size=size * MIB, rounds=rounds))
-    theirs = _processes_of_gloo(rounds)
-    print(f"{f'one transfer of {size} MiB on this host':38} {1000 * ours['transfer']:8.2f} ms")
-    for receivers in RECEIVERS:
-        took = ours[f"broadcast to {receivers}"]
-        print(f"{f'broadcast to {receivers}':38} {1000 * took:8.2f} ms, {took / ours['transfer']:.2f} times as long")
-    print(f"\n{'among 4 workers':34} {'aiorlinf':>12} {'Gloo':>12}")
-    for name in theirs:
-        print(f"{name:34} {1000 * ours[name]:9.2f} ms {1000 * theirs[name]:9.2f} ms")
+    chosen = asked.only or PARTS
+    if "host" in chosen:
+        _host(*((1, 3) if asked.quick else (asked.mib, asked.rounds)))
+    if "racks" in chosen:
+        _racks(*((16, 1) if asked.quick else (asked.mib, 3)))
+    if "deaths" in chosen:
+        _deaths(1 if asked.quick else 5)
     return 0
 
 
-# ---- processes
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([__name__])  # torch is imported once
-
-
-def _processes(size: int, target: Callable[..., None], *args: Any) -> dict[str, float]:
-    """What rank 0 answers."""
-    answers = _context.SimpleQueue()
-    members = [_context.Process(target=target, args=(rank, size, answers, *args)) for rank in range(size)]
-    for member in members:
-        member.start()
-    for member in members:
-        member.join()
-        if member.exitcode:
-            raise SystemExit(f"a process of the benchmark ended with {member.exitcode}")
-    return dict(answers.get())
+def _host(size: int, rounds: int) -> None:
+    took = on_one_host(size * MIB, rounds)
+    print(f"{f'one transfer of {size} MiB on this host':38} {1000 * took[TRANSFER]:8.2f} ms")
+    for receivers in RECEIVERS:
+        print(f"{f'broadcast to {receivers}':38} {1000 * took[receivers]:8.2f} ms, {took[receivers] / took[TRANSFER]:.2f} times as long")
+    print(f"\n{'among 4 workers':34} {OURS:>12} {GLOO:>12} {NEW:>18}   {OURS} / {GLOO}")
+    for exchange in EXCHANGES:
+        name, nbytes = exchange
+        ours, gloo, new = (took[who, *exchange] for who in (OURS, GLOO, NEW))
+        title = f"{name} of tensors of {'1 MiB' if nbytes == MIB else '1 KiB'}"
+        print(f"{title:34} {1000 * ours:9.2f} ms {1000 * gloo:9.2f} ms {1000 * new:15.2f} ms   {ours / gloo:.2f}, new {ours / new:.2f}")
 
 
-# ---- aiorlinf
+def _racks(size: int, rounds: int) -> None:
+    print(f"\ntwo racks of two hosts of two workers, {MBPS / 1000:g} Gbit/s between the racks, {size} MiB:")
+    problem = racks_problem()
+    if problem is not None:
+        print(f"skipped: {problem}")
+        return
+    found = across_two_racks(size * MIB, rounds)
+    print(f"{'one transfer over that link':38} {1000 * found.transfer_s:8.1f} ms, {found.transfer_bytes:.3f} times its bytes on the link")
+    ratio = found.broadcast_s / found.transfer_s
+    print(f"{'broadcast to 7':38} {1000 * found.broadcast_s:8.1f} ms, {found.broadcast_bytes:.3f} times its bytes on the link,", end=" ")
+    print(f"{ratio:.2f} times as long")
+    if found.wrong:
+        print(f"WRONG: {', '.join(found.wrong)} got something else")
 
 
-def _run(size: int, part: Callable[[Worker], Awaitable[dict[str, float]]]) -> dict[str, float]:
-    """What the part of w:0 gives; w:1 and so on take part in processes of their own."""
-    with aiorlinf.init("driver:0", loop="thread") as comm:
-        return _processes(size, _member, comm.env("w:0"), part)
+def _deaths(rounds: int) -> None:
+    print("\na member is killed in the middle: until the last of the others has raised, and until the next one without it is over")
+    kept = True
+    for kind, deaths in killed_in_the_middle(rounds).items():
+        raised, went_on = max(death.raised_s for death in deaths), max(death.went_on_s for death in deaths)
+        kept &= raised <= LIMIT_S
+        print(f"{kind:38} {1000 * raised:8.1f} ms {1000 * went_on:8.1f} ms, worst of {_count(deaths)}")
+    print("All within a second." if kept else "NOT all within a second.")
 
 
-def _member(rank: int, size: int, answers: Any, env: dict[str, str], part: Callable[[Worker], Awaitable[dict[str, float]]]) -> None:
-    os.environ.update(env)
-
-    async def run() -> None:
-        async with aiorlinf.init(f"w:{rank}") as comm:
-            took = await part(comm)
-            if rank == 0:
-                answers.put(took)
-            await comm.gather(None, members=_first(size))  # all have heard of everything
-
-    uvloop.run(run())
-
-
-def _first(count: int) -> list[str]:
-    return [f"w:{rank}" for rank in range(count)]
-
-
-async def _measure(comm: Worker, size: int, rounds: int) -> dict[str, float]:
-    """One after the other; who takes no part waits for the end of it."""
-    took = {}
-    for name, count, part in (
-        ("transfer", 2, partial(_transfer, size=size)),
-        *((f"broadcast to {receivers}", 1 + receivers, partial(_broadcast, size=size)) for receivers in RECEIVERS),
-        *((_title(name, nbytes), 4, partial(_exchange, name=name, nbytes=nbytes)) for name, nbytes in EXCHANGES),
-    ):
-        members = _first(count)
-        if comm.address in members:
-            took[name] = await part(comm, members, rounds=rounds)
-        await comm.broadcast(None, members=_first(MEMBERS))
-    return took
-
-
-def _title(name: str, nbytes: int) -> str:
-    return f"{name} of tensors of {'1 MiB' if nbytes == MIB else '1 KiB'}"
-
-
-async def _transfer(comm: Worker, members: list[str], size: int, rounds: int) -> float:
-    times = []
-    tensor = torch.zeros(size, dtype=torch.uint8)
-    for _ in range(WARM_UP + rounds):
-        if comm.address == "w:0":
-            begin = time.perf_counter()
-            await comm.send(tensor, "w:1")
-            await comm.recv("w:1")
-            times.append(time.perf_counter() - begin)
-        else:
-            got = await comm.recv("w:0")
-            await comm.send(got.numel(), "w:0")
-            del got
-    return statistics.median(times[WARM_UP:] or [0.0])
-
-
-async def _broadcast(comm: Worker, members: list[str], size: int, rounds: int) -> float:
-    times = []
-    tensor = torch.zeros(size, dtype=torch.uint8)
-    for _ in range(WARM_UP + rounds):
-        begin = time.perf_counter()
-        await comm.broadcast(tensor if comm.address == "w:0" else None, members=members)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times[WARM_UP:])
-
-
-async def _exchange(comm: Worker, members: list[str], name: str, nbytes: int, rounds: int) -> float:
-    times = []
-    tensors = [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(4)]
-    for _ in range(WARM_UP + rounds):
-        begin = time.perf_counter()
-        if name == "gather":
-            await comm.gather(tensors[0], members=members)
-        else:
-            await comm.all_to_all(tensors, members=members)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times[WARM_UP:])
-
-
-# ---- torch
-
-
-def _processes_of_gloo(rounds: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as folder:
-        return _processes(4, _gloo_member, folder, rounds)
-
-
-def _gloo_member(rank: int, size: int, answers: Any, folder: str, rounds: int) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    took = {_title(name, nbytes): _gloo(rank, size, name, nbytes, rounds) for name, nbytes in EXCHANGES}
-    if rank == 0:
-        answers.put(took)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def _gloo(rank: int, size: int, name: str, nbytes: int, rounds: int) -> float:
-    times = []
-    tensors = [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(size)]
-    out = [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(size)]
-    for _ in range(WARM_UP + rounds):
-        begin = time.perf_counter()
-        if name == "gather":
-            dist.gather(tensors[0], out if rank == 0 else None)
-            dist.barrier()  # ours is over when the root has everything
-        else:  # Gloo has none for lists of tensors
-            works = [dist.isend(tensors[other], other) for other in range(size) if other != rank]
-            for other in range(size):
-                if other != rank:
-                    dist.recv(out[other], other)
-            for work in works:
-                if work is not None:
-                    work.wait()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times[WARM_UP:])
+def _count(deaths: Sequence[Death]) -> str:
+    missed = sum(death.had_it for death in deaths)
+    return f"{len(deaths)}" + (f" ({missed} times one had the object already)" if missed else "")

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-__all__ = ["INTERFACE", "MEGABIT", "address_of", "enter_namespace", "join", "sent_bytes", "shaping_problem"]
+__all__ = ["INTERFACE", "MEGABIT", "address_of", "enter_namespace", "join", "limit", "run", "sent_bytes", "shaping_problem"]
 
 MEGABIT: Final = 1_000_000
 INTERFACE: Final = "bench0"
@@ -33,12 +33,16 @@ _TRIAL: Final = (
 )
 
 
-def shaping_problem() -> str | None:
-    """Why there can be no shaped link here, or None. Tries all that it takes, in a process of its own."""
+def shaping_problem(trial: str = _TRIAL) -> str | None:
+    """Why there can be no shaped link here, or None. Tries all that it takes, in a process of its own.
+
+    Args:
+        trial: the commands that must work in a fresh namespace.
+    """
     for command in ("unshare", "ip", "tc"):
         if shutil.which(command) is None:
             return f"there is no `{command}` command"
-    tried = subprocess.run(["unshare", "--net", "sh", "-c", _TRIAL], capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    tried = subprocess.run(["unshare", "--net", "sh", "-c", trial], capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     if tried.returncode == 0:
         return None
     said = tried.stderr.strip().splitlines()
@@ -69,8 +73,13 @@ async def join(role: int, other_pid: int, mbps: float) -> None:
             raise TimeoutError(f"{INTERFACE} has not appeared")
         await asyncio.sleep(0.005)
     run(f"ip addr add {address_of(role)}/24 dev {INTERFACE} && ip link set {INTERFACE} up")
+    limit(INTERFACE, mbps)
+
+
+def limit(interface: str, mbps: float) -> None:
+    """Shape what leaves an interface of this namespace."""
     burst = max(_SMALLEST_BURST, round(mbps * MEGABIT / 8 * _BURST_S))
-    run(f"tc qdisc replace dev {INTERFACE} root tbf rate {mbps:g}mbit burst {burst} limit {_QUEUE}")
+    run(f"tc qdisc replace dev {interface} root tbf rate {mbps:g}mbit burst {burst} limit {_QUEUE}")
 
 
 def sent_bytes() -> int:

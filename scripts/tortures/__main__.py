@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from scripts.tortures.channel import Bounds, ExactlyOnce, Leases, render, run_bounds, run_exactly_once, run_leases
+from scripts.tortures.exchanges import render_exchanges, run_exchanges
 from scripts.tortures.report import render_rounds, render_steady, steady_complaints
 from scripts.tortures.rounds import run_rounds
 from scripts.tortures.stage import Failed
@@ -31,6 +32,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     channel.add_argument("--kills", type=positive, default=20, metavar="N", help="consumers with leases")
     channel.add_argument("--mib", type=positive, default=1024, metavar="N", help="to move through a bound of 64 MiB")
     channel.add_argument("--seed", type=int, default=1, metavar="N")
+    exchanges = tortures.add_parser("all_to_all", help="ragged, nested objects among eight workers, against a model")
+    exchanges.add_argument("--cases", type=positive, default=500, metavar="N")
+    exchanges.add_argument("--seed", type=int, default=1, metavar="N", help="of the objects")
     return parser.parse_args(arguments)
 
 
@@ -59,6 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ]
             print(render(parts, asked.seed), end="")
             return 1 if any(part.wrong() for part in parts) else 0
+        if asked.torture == "all_to_all":
+            found = run_exchanges(asked.cases, asked.seed)
+            print(render_exchanges(found, asked.seed), end="")
+            return 1 if found.wrong else 0
         size = asked.mib << 20
         sides = run_steady(asked.messages, size, asked.keep, asked.settle)
         print(render_steady(sides, asked.messages, size, asked.keep, asked.settle), end="")

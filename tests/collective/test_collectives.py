@@ -165,6 +165,61 @@ def _random_object(chance: random.Random, depth: int = 0) -> Any:
     return made if kind == 5 else tuple(made)
 
 
+class Counting:
+    """Knows how often it was taken apart."""
+
+    taken_apart = 0
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self.data = data
+
+    def __reduce__(self) -> Any:
+        Counting.taken_apart += 1
+        return Counting, (self.data,)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("size", [1, 100_000])
+@pytest.mark.parametrize("kind", ["broadcast", "gather", "all_to_all"])
+async def test_an_object_is_taken_apart_once_for_each_who_gets_it(workers: Company, kind: str, size: int) -> None:
+    obj = Counting(torch.ones(size))
+    before = Counting.taken_apart
+    if kind == "broadcast":
+        await workers.all(lambda rank: workers[rank].broadcast(obj if rank == 0 else None, 0))
+        expected = 1  # all get the same
+    elif kind == "gather":
+        await workers.all(lambda rank: workers[rank].gather(obj if rank == 1 else None, 0))
+        expected = 1
+    else:
+        await workers.all(lambda rank: workers[rank].all_to_all([obj if rank == 0 else None] * len(workers)))
+        expected = len(workers) - 1
+    assert Counting.taken_apart - before == expected
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["broadcast", "gather", "all_to_all"])
+async def test_tensors_of_empty_are_not_given_away(workers: Company, kind: str) -> None:
+    """One may go to several, and stand in the own result."""
+    tensors = []
+    for rank, worker in enumerate(workers.workers):
+        tensors.append(worker.empty(50_000))
+        tensors[rank].fill_(rank)
+
+    def call(rank: int) -> Any:
+        if kind == "broadcast":
+            return workers[rank].broadcast(tensors[rank], 0)
+        if kind == "gather":
+            return workers[rank].gather(tensors[rank], 0)
+        return workers[rank].all_to_all([tensors[rank]] * len(workers))
+
+    got = await workers.all(call)
+    for rank, tensor in enumerate(tensors):
+        assert torch.equal(tensor, torch.full((50_000,), float(rank)))
+    if kind == "all_to_all":
+        for row in got:
+            assert [part[0].item() for part in row] == list(range(len(workers)))
+
+
 @pytest.mark.asyncio
 async def test_many_at_once_and_messages_in_between(workers: Company) -> None:
     big = torch.arange(50_000)
