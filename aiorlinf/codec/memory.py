@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
+from aiorlinf.wire.shown import shown
+
 if TYPE_CHECKING:
     import torch
 
@@ -37,15 +39,14 @@ def byte_view(memory: Memory) -> memoryview:
     """The memory as a flat view of unsigned bytes, without a copy.
 
     Raises:
-        BufferError, TypeError, RuntimeError: not contiguous, or not in CPU memory.
+        BufferError: not contiguous, or not in CPU memory.
     """
     if isinstance(memory, memoryview):
         view = memory
     elif isinstance(memory, (bytes, bytearray)):
         view = memoryview(memory)
     else:
-        array: Any = (memory.detach() if memory.requires_grad else memory).numpy()
-        view = memoryview(array)
+        view = shown(memory)
     if view.ndim == 1 and view.format == "B" and view.contiguous:
         return view
     # A view without elements cannot be cast.

@@ -91,7 +91,9 @@ class CollectiveGroup(CollectiveCalls):
         """Send any object; it starts at once.
 
         Tensors, arrays and large bytes travel raw, the rest is pickled. The work is done when the memory of the object may be changed
-        again: for small objects at once, for larger ones when they are on their way. Until then do not write to the tensors.
+        again: for small objects at once, for larger ones when they are on their way. Until then do not write to the tensors, and do not
+        resize their storage (``untyped_storage().resize_``): that takes away memory that is being read, which nothing can prevent without
+        marking the storage for good. Afterwards both are free to be done.
 
         Args:
             obj: tensors must be contiguous.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+
+from aiorlinf.wire.shown import shown
 
 if TYPE_CHECKING:
     from aiorlinf.codec.pool import TensorBufferPool
@@ -39,8 +41,7 @@ def copy_bytes(out: torch.Tensor, source: torch.Tensor) -> None:
 
 def byte_view(tensor: torch.Tensor) -> memoryview:
     """The memory of a one-dimensional uint8 tensor, writable."""
-    array: Any = tensor.numpy()  # NumPy's stubs do not say that arrays are buffers on every Python
-    return memoryview(array)
+    return shown(tensor)
 
 
 class Copy:

@@ -19,6 +19,7 @@ from torch.nn import Parameter
 
 from aiorlinf.errors import UnsupportedObject, WireError
 from aiorlinf.wire.dtypes import DTYPES, NAMES, NUMPY
+from aiorlinf.wire.shown import shown
 
 __all__ = [
     "ENTRY_MIN",
@@ -162,7 +163,7 @@ class Leaf:
         """The payload as a flat view of unsigned bytes without a copy; None while it is not in CPU memory."""
         raw = self._raw
         if raw is None and self._memory is not None and self._memory.is_cpu:
-            raw = self._raw = _bytes_of(self._memory) if self.spec.nbytes else memoryview(b"")
+            raw = self._raw = shown(self._memory) if self.spec.nbytes else memoryview(b"")
         return raw
 
     def hold(self) -> None:
@@ -188,11 +189,6 @@ class Leaf:
 _bytes_at: Callable[[int, int], bytes] = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
     ("PyBytes_FromStringAndSize", ctypes.pythonapi)
 )
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    array: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    return memoryview(array)
 
 
 # Specs of tensors in CPU memory, which is all of them in most jobs. The values are shared, so a manifest's entry is made once.
