@@ -19,7 +19,7 @@ from __future__ import annotations
 import datetime
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +30,15 @@ from aiorlinf.device.registry import runtime_of
 if TYPE_CHECKING:
     from aiorlinf.device.runtime import Runtime
 
-__all__ = ["NcclMaker", "NcclPair"]
+__all__ = ["NcclMaker", "NcclPair", "group_options"]
 
 _cuda: Any = torch.cuda  # its classes have no types
 
 _FOREVER = datetime.timedelta(days=365)
 _MAX_CTAS = 8
 _SENDER, _RECEIVER = 0, 1
+_NONBLOCKING = "TORCH_NCCL_USE_COMM_NONBLOCKING"
+_HANGS_UNBLOCKED = ((2, 26),)
 
 _QUIET = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # no watchdog that ends the process
@@ -61,6 +63,30 @@ def _quiet() -> Iterator[None]:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+
+
+def group_options(options: Any, version: tuple[int, ...], environment: Mapping[str, str]) -> Any:
+    """Set what our groups need, as far as torch has it.
+
+    Args:
+        options: new ones, of torch's class.
+        version: of NCCL.
+        environment: of the process.
+    """
+    options.is_high_priority_stream = True
+    options._timeout = _FOREVER
+    config = getattr(options, "config", None)  # of NCCL 2.17 and newer
+    if config is None:
+        return options
+    config.max_ctas = _MAX_CTAS
+    # Set up without blocking, so that the end of a link reaches a communicator whose other side never comes: torch (2.6 and newer; ours is
+    # never older) can abort one that is still being made only in this mode, and otherwise the thread that makes it is lost. It is the
+    # mode of all calls on that communicator; torch waits for each to be taken, so nothing else changes. Torch does not choose it by
+    # itself any more since 2.7.1, as NCCL 2.26 was found to hang in it at times (pytorch/pytorch#153960), and RCCL was never tried.
+    told = _NONBLOCKING in environment  # the user has decided, and torch looks there if nothing is said here
+    if hasattr(config, "blocking") and not told and torch.version.hip is None and tuple(version[:2]) not in _HANGS_UNBLOCKED:
+        config.blocking = 0
+    return options
 
 
 class NcclMaker:
@@ -101,11 +127,7 @@ class NcclPair:
         self._watch = watch
         self._stream: Any = runtime.side_stream(index, NcclMaker.out if rank == _SENDER else NcclMaker.into)
         self._store = store  # torch does not keep the Python object alive
-        options = from_torch.ProcessGroupNCCL.Options()
-        options.is_high_priority_stream = True
-        options._timeout = _FOREVER
-        if hasattr(options, "config"):  # of NCCL 2.17 and newer
-            options.config.max_ctas = _MAX_CTAS
+        options = group_options(from_torch.ProcessGroupNCCL.Options(), torch.cuda.nccl.version(), os.environ)  # type: ignore[no-untyped-call]
         torch.cuda.set_device(index)  # of this thread only
         with _quiet():
             self._group: Any = from_torch.ProcessGroupNCCL(store, rank, 2, options)
