@@ -2,7 +2,7 @@
 
 The root knows where everybody is, plans the way and sends it along. Who gets the object hands it on, and tells the root that he has it;
 the root's work is done when all have. A large payload is copied once at the root, once for each further host, and on the way into a
-receiver's own tensors (`into`).
+receiver's own tensors (`into`). What lies on an accelerator is not even that where a receiver can read it there (`device_loans`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aiorlinf.address import WorkerAddress
 from aiorlinf.backends.shm.regions import ALIGNMENT
 from aiorlinf.collective.bulk import Bulk, split
+from aiorlinf.collective.device_loans import Offer, Unreadable, give_up, read_loan, readers
 from aiorlinf.collective.devices import brought_home, landed, wanted_device
 from aiorlinf.collective.into import Target
 from aiorlinf.collective.notes import ROOT, Key, Note, Step
@@ -70,6 +71,7 @@ class BroadcastRoot(Operation):
         self._departure = departure
         self._versions = None if message is None or isinstance(message, bytes) else message.versions()
         self._missing = set(circle.others)
+        self._lent: dict[WorkerAddress, Route | None] = {}  # who reads our devices, until he says how that went
 
     def peers(self) -> Iterable[WorkerAddress]:
         return self.circle.others
@@ -94,38 +96,93 @@ class BroadcastRoot(Operation):
         ]
         places = [Place(records[member].host_id, records[member].labels.get("rack", "")) for member in circle.members]
         rank = circle.members.index(circle.local)
-        bulk = None if isinstance(message, bytes) else _packed([leaf.nbytes for leaf in message.leaves])
-        routes = Route.plan(plan_broadcast(places, rank, bulk=bulk is not None), members)
+        small, flat = (message, None) if isinstance(message, bytes) else (None, message)
+        near = [member for member, place in zip(circle.members, places, strict=True) if place.host == places[rank].host]
+        offer = None if flat is None else await self._offer(flat, [member for member in near if member != circle.local])
+        rest = [other for other in range(len(members)) if members[other][0] not in self._lent]
+        plan = plan_broadcast([places[other] for other in rest], rest.index(rank), bulk=flat is not None)
+        routes = Route.plan(plan, [members[other] for other in rest])
         facts: dict[str, Any] = {"root": circle.local, "partial": self._partial}
-        if isinstance(message, bytes):
-            relay = Relay(self, circle.local, circle.life, routes, facts, message)
+        if small is not None:
+            relay = Relay(self, circle.local, circle.life, routes, facts, small)
             relay.pass_small()
         else:
-            assert bulk is not None
-            relay = Relay(self, circle.local, circle.life, routes, {**facts, "total": bulk}, encode_manifest(message))
-            near = any(places[rank].host == places[other].host for other in range(len(places)) if other != rank)
-            relay.pass_bulk(await self._pack(message, bulk, near))
-        message = None
+            assert flat is not None
+            total = _packed([leaf.nbytes for leaf in flat.leaves])
+            relay = Relay(self, circle.local, circle.life, routes, {**facts, "total": total}, encode_manifest(flat))
+            if offer is not None:
+                self._lend(relay, offer, members)
+            if routes or offer is None:
+                relay.pass_bulk(await self._pack(flat, total, len(near) > 1))
+        offer = message = None
         while self._missing:
+            if not self._lent:
+                flat = self._departure = None
             told = await self.next()
-            if told is not None:
-                sender, note = told
+            if told is None:
+                continue
+            sender, note = told
+            if note.step == Step.DONE:
+                self._missing.discard(sender)
+            route = self._lent.pop(sender, None) if note.step in (Step.TAKEN, Step.AGAIN) else None
+            if route is None or flat is None:
                 relay.answer(sender, note)
-                if note.step == Step.DONE:
-                    self._missing.discard(sender)
+            elif note.step == Step.TAKEN:
+                self._check(flat)
+                self.tell(sender, Step.DONE)
+            else:
+                await self._otherwise(relay, route, note, flat)
         if self._noted is not None:
             circle.changes.remember(self._noted)
         self.finish(self._value)
 
+    # ---- to those who read the root's devices
+
+    async def _offer(self, flat: Flat, near: Sequence[WorkerAddress]) -> Offer | None:
+        """What is lent to those of our host who can read it, who are `_lent` from then on."""
+        circle, departure = self.circle, self._departure
+        able = [] if departure is None else await readers(circle, flat, departure, near)
+        if departure is None or not able:
+            return None
+        try:
+            offer = Offer(flat, departure, encode_manifest(flat))
+        except RuntimeError as error:
+            for member in able:
+                give_up(circle, member, str(error))
+            return None
+        self._lent = dict.fromkeys(able)
+        return offer
+
+    def _lend(self, relay: Relay, offer: Offer, members: Sequence[tuple[WorkerAddress, int, int]]) -> None:
+        for address, life, number in members:
+            if address not in self._lent:
+                continue
+            route = self._lent[address] = Route(address, life, number)
+            lent = offer.lend(self.circle, address)
+            if lent is not None:  # else the end of its link is ours, too
+                relay.head(route, lent, offer.body)
+
+    async def _otherwise(self, relay: Relay, route: Route, note: Note, flat: Flat) -> None:
+        """It cannot read it: it gets it as everybody else."""
+        if note.facts.get("why"):
+            give_up(self.circle, route.address, note.text("why"))
+        if relay.bulk is None:
+            relay.pass_bulk(await self._pack(flat, _packed([leaf.nbytes for leaf in flat.leaves]), shared=True))
+        relay.add(route)
+
+    # ---- to all others
+
     async def _pack(self, flat: Flat, total: int, shared: bool) -> Bulk:
-        exchange = self.circle.exchange
-        departure, self._departure = self._departure, None
+        exchange, departure = self.circle.exchange, self._departure
         leaves = flat.leaves if departure is None else (await brought_home(exchange.home, departure)).leaves
         bulk = await Bulk.make(exchange.table, total, shared=shared)
         await bulk.pack(exchange.home, leaves)
+        self._check(flat)
+        return bulk
+
+    def _check(self, flat: Flat) -> None:
         if flat.versions() != self._versions:
             raise UsageError("a tensor was written to while it was being broadcast", hint="wait for the broadcast before you go on")
-        return bulk
 
 
 class BroadcastMember(Operation):
@@ -166,6 +223,17 @@ class BroadcastMember(Operation):
             relay = Relay(
                 self, self._root, note.lives.get(self._root, 0), routes, {k: note.facts[k] for k in _KEPT if k in note.facts}, note.body
             )
+            if "loan" in note.facts:
+                try:
+                    value = await self._read(sender, note, partial)
+                except Unreadable as reason:
+                    self.tell(sender, Step.AGAIN, {"why": str(reason)})
+                    continue  # the root sends it otherwise
+                self.tell(sender, Step.TAKEN)
+                while told is None or told[1].step != Step.DONE:  # only now is it known that nobody has written to it meanwhile
+                    told = await self.next()
+                self._have(value)
+                break
             if "total" not in note.facts:
                 relay.pass_small()
                 await self._give(self._decode_small(note), partial)
@@ -186,6 +254,17 @@ class BroadcastMember(Operation):
                 relay.answer(*told)
 
     # ---- the ways it may come
+
+    async def _read(self, sender: WorkerAddress, note: Note, partial: bool) -> Any:
+        """From the root's devices."""
+        before = note.number("handles") + note.number("beside")
+        body = memoryview(note.body)
+        try:
+            manifest = self._described(bytes(body[before:]))
+        except WireError:
+            self.circle.dispose(sender, note)
+            raise
+        return await read_loan(self.circle, sender, note, (body[:before], manifest), self._into, self._device, partial)
 
     async def _borrow(self, sender: WorkerAddress, note: Note, total: int) -> Any:
         """The sender's memory, None if it cannot be used. What is only copied from need not be our own."""
@@ -244,13 +323,17 @@ class BroadcastMember(Operation):
         return _decoded(lambda: decode_inline(memoryview(note.body), allow_pickle=config.allow_pickle))
 
     def _manifest(self, note: Note) -> tuple[Manifest, int]:
-        config = self.circle.exchange.config
-        limits = Limits(max_manifest_bytes=config.max_manifest_bytes, max_message_bytes=config.max_message_bytes)
-        manifest = decode_manifest(bytes(note.body), limits=limits)
+        manifest = self._described(bytes(note.body))
         total = note.number("total")
         if total != _packed([spec.nbytes for spec in manifest.specs]):
             raise WireError(f"a broadcast of {total} bytes does not fit its description")
         return manifest, total
+
+    def _described(self, body: bytes) -> Manifest:
+        config = self.circle.exchange.config
+        return decode_manifest(
+            body, limits=Limits(max_manifest_bytes=config.max_manifest_bytes, max_message_bytes=config.max_message_bytes)
+        )
 
     async def _rebuild(self, manifest: Manifest, array: Any) -> Any:
         exchange = self.circle.exchange
@@ -269,6 +352,9 @@ class BroadcastMember(Operation):
         """The object is here."""
         if self._into is not None:
             value = await self._into.fill(self.circle.exchange.home, value, partial)
+        self._have(value)
+
+    def _have(self, value: Any) -> None:
         self._has = True
         self.tell(self._root, Step.DONE)
         self.give(value)

@@ -71,8 +71,10 @@ class CollectiveCalls:
         """The root's object at every member, as `recv` would give it. The root gets its own object back, when all others have theirs.
 
         It enters each rack and each host once (labels, see the README); a large one goes along a chain of the hosts, in pieces, and inside
-        a host all look at the same shared memory until they write to it. It is never compressed. Tensors on an accelerator go through host
-        memory, and come to the member's device (as with `recv`; `init(device=...)`).
+        a host all look at the same shared memory until they write to it. It is never compressed. Tensors on an accelerator come to the
+        member's device (as with `recv`; `init(device=...)`): a member on the root's host that can read the root's devices copies from there
+        itself (`cuda_ipc`), into memory of its own or straight into `into`, unless there is more than 1 MiB in CPU memory beside them; all
+        others have them through host memory.
 
         Args:
             obj: at the root any object whose tensors are contiguous; ignored elsewhere. Do not write to it until the work is done.

@@ -24,6 +24,7 @@ from aiorlinf.collective.notes import Key, Note, Step
 from aiorlinf.errors import AiorlinfError, ClosedError, PeerError, WireError
 from aiorlinf.link.link import Link, LinkState
 from aiorlinf.link.pending import PendingOperation, since
+from aiorlinf.wire.frames import FrameType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -251,7 +252,11 @@ class Circle:
     def dispose(self, sender: WorkerAddress, note: Note) -> None:
         """Nobody wants this note: let go of what is on its way for it."""
         try:
-            if note.step == Step.HEAD and "place" in note.facts:
+            if note.step == Step.HEAD and "loan" in note.facts:
+                link = self.exchange.table.peek(sender)
+                if link is not None:
+                    link.receiver.reply(FrameType.COPIED, note.number("loan"))
+            elif note.step == Step.HEAD and "place" in note.facts:
                 link = self.exchange.table.peek(sender)
                 if link is not None and link.receiver.shared is not None:
                     link.receiver.shared.refuse(memoryview(bytes.fromhex(note.text("place"))), [note.number("total")])

@@ -15,12 +15,16 @@ from aiorlinf.link.staging import Ready, ready_now
 if TYPE_CHECKING:
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["Target"]
+__all__ = ["Pair", "PairAbroad", "Target"]
 
 _COPY_INLINE_BYTES = 1 << 20
 _ONLY = ""
 
-_Pair = tuple[torch.Tensor, torch.Tensor]
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""A tensor of ours, and what is copied into it."""
+
+PairAbroad = tuple[torch.Tensor, torch.Tensor, Ready]
+"""The same for one on an accelerator, and what is to be over there before."""
 
 
 class Target:
@@ -61,19 +65,23 @@ class Target:
         Raises:
             Mismatch: names or shapes differ; nothing was written.
         """
-        pairs, abroad = self._pairs(value, partial)
+        pairs, abroad = self.match(value, partial)
+        return await self.finish(home, pairs, abroad, [])
+
+    async def finish(self, home: LoopHome, pairs: list[Pair], abroad: list[PairAbroad], written: list[torch.Tensor]) -> Any:
+        """The second half of `fill`; `written`: of our tensors, those that have been filled already."""
         if sum(source.nbytes for _, source in pairs) <= _COPY_INLINE_BYTES:
             _copy(pairs)
         else:
             await home.submit(_copy, pairs)
         if abroad:
             await filled(home, [(target, _as_bytes(source, target.dtype), ready) for target, source, ready in abroad])
-            for target, _, _ in abroad:
-                _written(target)
+        for target in [*written, *(target for target, _, _ in abroad)]:
+            _written(target)
         return self._into
 
-    def _pairs(self, value: Any, partial: bool) -> tuple[list[_Pair], list[tuple[torch.Tensor, torch.Tensor, Ready]]]:
-        """Which tensor is copied into which: those in host memory, and those on accelerators."""
+    def match(self, value: Any, partial: bool) -> tuple[list[Pair], list[PairAbroad]]:
+        """The first half of `fill`: which tensor is to be copied into which: those of ours in host memory, and those on accelerators."""
         found = _named(value)
         ours = self._tensors
         assert ours is not None
@@ -83,8 +91,8 @@ class Target:
         missing = [] if partial else [name for name in ours if name not in found]
         if unknown or missing:
             raise Mismatch(_listed(unknown, "also") or "less", _listed(missing, "also") or "less")
-        pairs: list[_Pair] = []
-        abroad: list[tuple[torch.Tensor, torch.Tensor, Ready]] = []
+        pairs: list[Pair] = []
+        abroad: list[PairAbroad] = []
         for name, source in found.items():
             target = ours[name]
             if not isinstance(source, torch.Tensor) or not isinstance(target, torch.Tensor):
@@ -124,7 +132,7 @@ def _written(target: torch.Tensor) -> None:
         torch.autograd.graph.increment_version(target)
 
 
-def _copy(pairs: list[_Pair]) -> None:
+def _copy(pairs: list[Pair]) -> None:
     with torch.no_grad():
         for target, source in pairs:
             if target.dtype is source.dtype and target.is_contiguous():

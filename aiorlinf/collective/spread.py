@@ -65,13 +65,22 @@ class Relay:
     def pass_small(self) -> None:
         """The whole object is the body."""
         for route in self._routes:
-            self._head(route, {})
+            self.head(route, {})
+
+    @property
+    def bulk(self) -> Bulk | None:
+        """What is handed on, None before `pass_bulk`."""
+        return self._bulk
 
     def pass_bulk(self, bulk: Bulk) -> None:
         """The object is here, or is coming."""
         self._bulk = bulk
         for route in self._routes:
             self._begin(route)
+
+    def add(self, route: Route) -> None:
+        """One more gets it."""
+        self._begin(route)
 
     def answer(self, sender: WorkerAddress, note: Note) -> None:
         """Somebody whom we lent memory to says whether he could use it."""
@@ -109,13 +118,13 @@ class Relay:
         if place is None:
             return False
         self._lent[route.address] = (route, placement)
-        self._head(route, {"place": place.hex()})
+        self.head(route, {"place": place.hex()})
         return True
 
     async def _send_pieces(self, bulk: Bulk, route: Route) -> None:
         circle = self._circle
         slot = circle.take_slot()  # not given back if this fails: something may still be on its way under it
-        self._head(route, {"slot": slot, "piece": PIECE_BYTES})
+        self.head(route, {"slot": slot, "piece": PIECE_BYTES})
         under_way: deque[AsyncWork[None]] = deque()
         try:
             for start in range(0, bulk.total, PIECE_BYTES):
@@ -132,7 +141,8 @@ class Relay:
             give_up(under_way)
         circle.give_slot(slot)
 
-    def _head(self, route: Route, facts: dict[str, Any]) -> None:
+    def head(self, route: Route, facts: dict[str, Any], body: bytes | None = None) -> None:
+        """Tell one that the object comes, or is here; with another body than for everybody."""
         operation = self._operation
         key = Key(ROOT, self._root, route.address, route.number)
         lives: dict[str, int] = {self._root: self._root_life, route.address: route.life}
@@ -146,7 +156,7 @@ class Relay:
             "way": routes_to_list(route.below),
             "answer": answer,
         }
-        self._circle.tell(route.address, Note(key, Step.HEAD, lives, everything, self._body))
+        self._circle.tell(route.address, Note(key, Step.HEAD, lives, everything, self._body if body is None else body))
 
 
 async def receive_pieces(circle: Circle, sender: WorkerAddress, slot: int, piece: int, bulk: Bulk) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from aiorlinf.device.runtime import Runtime, Shared
     from aiorlinf.device.turns import Turn
     from aiorlinf.link.incoming import Content, Incoming
-    from aiorlinf.link.staging import Landing
+    from aiorlinf.link.staging import Landing, Ready
+    from aiorlinf.wire.leaves import LeafSpec
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["DeviceIn", "DeviceReceiveLane", "DeviceReceiver"]
+__all__ = ["DeviceIn", "DeviceReceiveLane", "DeviceReceiver", "device_positions"]
 
 log: logging.Logger = logging.getLogger("aiorlinf.link")
 
@@ -170,7 +171,25 @@ class DeviceIn:
         self, runtime: Runtime, index: int, targets: list[torch.Tensor], start: Start, over: Callable[[BaseException | None], None]
     ) -> None:
         events, leaves = decode_handles(memoryview(start.place), [target.numel() for target in targets])
+        self.read(runtime, index, targets, events, leaves, (), over)
 
+    def read(
+        self,
+        runtime: Runtime,
+        index: int,
+        targets: list[torch.Tensor],
+        events: dict[str, bytes],
+        leaves: list[Shared],
+        users: Sequence[Ready],
+        over: Callable[[BaseException | None], None],
+    ) -> None:
+        """Copy from the peer's memory, and call back once it is free again: the copies are over, or it cannot be read.
+
+        Args:
+            targets: on device `index`; one for each of `leaves`.
+            events, leaves: as `decode_handles` gives them.
+            users: what is to be over before the targets are written to, if they are not new ones of our stream's.
+        """
         openings = self.openings
         trouble: list[Exception] = []
         uses: list[Use] = []
@@ -178,6 +197,11 @@ class DeviceIn:
         def begin() -> Trip:
             stream = runtime.side_stream(index, IN)
             try:
+                for user in users:
+                    runtime.wait(stream, user.event)
+                if users:
+                    for target in targets:
+                        runtime.hold(target, stream)
                 _copy_shared(runtime, index, targets, events, leaves, openings, uses)
             except Exception as error:  # told when what was begun is over
                 trouble.append(error.with_traceback(None))  # its frames hold what was opened
@@ -225,8 +249,12 @@ class DeviceIn:
 
 
 def _around(content: Content) -> list[int]:
-    """Which leaves come from device to device (`device_out.device_leaves`)."""
-    specs = [content.spec] if content.manifest is None else content.manifest.specs
+    """Which leaves come from device to device."""
+    return device_positions([content.spec] if content.manifest is None else content.manifest.specs)
+
+
+def device_positions(specs: Sequence[LeafSpec | None]) -> list[int]:
+    """Which leaves were on accelerators at the sender, and have bytes (`device_out.device_leaves`)."""
     return [position for position, spec in enumerate(specs) if spec is not None and spec.device and spec.nbytes]
 
 

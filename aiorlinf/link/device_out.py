@@ -10,9 +10,10 @@ logged, and the statistics say why. The receiver says AGAIN when it is the one t
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,15 +32,20 @@ if TYPE_CHECKING:
 
     from aiorlinf.device.runtime import Event
     from aiorlinf.device.turns import Turn
+    from aiorlinf.link.staging import Departure
     from aiorlinf.link.ways import PayloadLane
+    from aiorlinf.wire.flat import Flat
     from aiorlinf.wire.leaves import Leaf
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["DeviceHost", "DeviceOut", "DevicePlan", "device_leaves"]
+__all__ = ["DeviceHost", "DeviceOut", "DevicePlan", "Loan", "device_leaves", "exported"]
 
 log: logging.Logger = logging.getLogger("aiorlinf.link")
 
 _IPC_OUT = "ipc out"
+
+_LOAN = 1 << 63
+"""Keys of what is no message: message ids never come to that."""
 
 
 class DeviceHost(Protocol):
@@ -76,10 +82,53 @@ class DevicePlan:
     pair_problem: str | None = None
 
 
-def device_leaves(out: Outgoing) -> list[Leaf]:
-    """Those that are on accelerators and have bytes. The receiver finds the same by the manifest."""
-    assert out.flat is not None
-    return [leaf for leaf in out.flat.leaves if leaf.nbytes and leaf.memory is not None and not leaf.memory.is_cpu]
+def device_leaves(flat: Flat) -> list[Leaf]:
+    """Those that are on accelerators and have bytes. The receiver finds the same by the manifest (`device_in.device_positions`)."""
+    return [leaf for leaf in flat.leaves if leaf.nbytes and leaf.memory is not None and not leaf.memory.is_cpu]
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """Memory on our devices that peers copy from: all that has to be there until they are through.
+
+    Attributes:
+        departure: where it is, and how far the streams had come that fill it.
+        leaves: what lies there.
+        events: behind which it can be read; the peers have their handles.
+    """
+
+    departure: Departure
+    leaves: Sequence[Leaf]
+    events: Sequence[Event]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all leaves."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+    def collect(self) -> None:
+        """Let the devices free what was kept for processes that are through with it."""
+        for runtime, _, _ in self.departure.devices.values():
+            runtime.collect()
+
+
+def exported(departure: Departure, leaves: Sequence[Leaf]) -> tuple[list[Event], bytes]:
+    """How another process can read these leaves, all of them on the devices of `departure`: the events, to be kept, and the handles.
+
+    Raises:
+        RuntimeError: the memory cannot be shared.
+    """
+    events: list[Event] = []
+    handles: dict[str, bytes] = {}
+    for runtime, index, ready in departure.devices.values():
+        stream = runtime.side_stream(index, _IPC_OUT)
+        runtime.wait(stream, ready)
+        event, handle = runtime.export_event(stream)
+        events.append(event)
+        handles[runtime.identity(index).uuid] = handle
+    runtimes = {device: runtime for device, (runtime, _, _) in departure.devices.items()}
+    memories = [leaf.memory for leaf in leaves if leaf.memory is not None]
+    return events, encode_handles(handles, [runtimes[memory.device].export(byte_tensor(memory)) for memory in memories])
 
 
 class DeviceOut:
@@ -115,6 +164,11 @@ class DeviceOut:
         self._turns: dict[int, Turn] = {}  # by message id: our device has been given them
         self._copying: dict[int, tuple[Outgoing, list[Event]]] = {}  # by message id: the peer copies from our memory
 
+        self._curious: list[Callable[[], None]] = []  # they wait for what the peer has
+        self._loans: dict[int, Loan] = {}  # by key
+        self._numbers = itertools.count(1)
+        self._closed = False
+
     # ---- which way
 
     def begin(self, out: Outgoing) -> None:
@@ -134,6 +188,12 @@ class DeviceOut:
         for out in waiting:
             if self._wanted(out):
                 self._go(out)
+        self._tell_curious()
+
+    def _tell_curious(self) -> None:
+        curious, self._curious = self._curious, []
+        for call in curious:
+            call()
 
     def _wanted(self, out: Outgoing) -> bool:
         """Otherwise it is over, now that its memory is free again."""
@@ -209,31 +269,29 @@ class DeviceOut:
 
     def _failed(self, out: Outgoing, backend: str, reason: str) -> None:
         """This way does not work: another one for this message, and for all later ones."""
-        if backend not in self._problems:
-            self._problems[backend] = reason
-            host = self._host
-            log.warning("%s: tensors on accelerators go to %s another way than %s: %s", host.local, host.remote, backend, reason)
+        self._problem(backend, reason)
         out.carrier = ""
         out.lane_generation = 0
         self._go(out)
 
+    def _problem(self, backend: str, reason: str) -> None:
+        if backend not in self._problems:
+            self._problems[backend] = reason
+            host = self._host
+            log.warning("%s: tensors on accelerators go to %s another way than %s: %s", host.local, host.remote, backend, reason)
+
     # ---- memory that the peer copies from
+
+    @staticmethod
+    def _leaves(out: Outgoing) -> list[Leaf]:
+        assert out.flat is not None
+        return device_leaves(out.flat)
 
     def _lend(self, out: Outgoing) -> None:
         assert out.departure is not None
         try:
-            events: list[Event] = []
-            handles: dict[str, bytes] = {}
-            for runtime, index, ready in out.departure.devices.values():
-                stream = runtime.side_stream(index, _IPC_OUT)
-                runtime.wait(stream, ready)
-                event, handle = runtime.export_event(stream)
-                events.append(event)
-                handles[runtime.identity(index).uuid] = handle
-            runtimes = {device: runtime for device, (runtime, _, _) in out.departure.devices.items()}
-            leaves = device_leaves(out)
-            memories = [leaf.memory for leaf in leaves if leaf.memory is not None]
-            place = encode_handles(handles, [runtimes[memory.device].export(byte_tensor(memory)) for memory in memories])
+            leaves = self._leaves(out)
+            events, place = exported(out.departure, leaves)
         except RuntimeError as error:
             self._failed(out, "cuda_ipc", str(error).strip().partition("\n")[0])
             return
@@ -247,6 +305,10 @@ class DeviceOut:
 
     def on_copied(self, message_id: int) -> None:
         """The peer is through with our memory."""
+        loan = self._loans.pop(message_id, None)
+        if loan is not None:
+            loan.collect()
+            return
         found = self._copying.pop(message_id, None)
         if found is None:
             return
@@ -261,6 +323,40 @@ class DeviceOut:
         out.busy = False
         if self._wanted(out) and out.position >= out.stream_bytes:
             self._host.trailer(out)
+
+    # ---- the same, for what is no message of this link (`collective.loan`)
+
+    def when_known(self, call: Callable[[], None]) -> None:
+        """Have it called once the peer has said what it has, or the link has ended; at once, if that is so already. The link is up."""
+        if self._peer is not None or self._closed:
+            call()
+            return
+        self._curious.append(call)
+        if len(self._curious) == 1:
+            self._ask()
+
+    def reads(self, departure: Departure) -> bool:
+        """The peer can copy from all of these devices itself, and nothing speaks for another way."""
+        if self._peer is None or self._closed:
+            return False
+        try:
+            choices = [self._choose_for(device) for device in departure.devices]
+        except (BackendUnavailable, RuntimeError):
+            return False
+        if choices[0].name != "nccl":  # which is for one receiver
+            self.backend, self.reason = choices[0].name, choices[0].reason
+        return all(choice.name == "cuda_ipc" for choice in choices)
+
+    def lend(self, loan: Loan) -> int:
+        """Keep this until the peer says that it is through with it (COPIED with this key), or the link ends."""
+        key = _LOAN | next(self._numbers)
+        self._loans[key] = loan
+        self._host.around_bytes += loan.nbytes
+        return key
+
+    def give_up(self, reason: str) -> None:
+        """The peer could not read our memory: nobody tries again on this link."""
+        self._problem("cuda_ipc", reason)
 
     # ---- pairs
 
@@ -324,7 +420,7 @@ class DeviceOut:
         maker = pair_maker(device.type)
         assert maker is not None
         runtime.wait(runtime.side_stream(index, maker.out), ready)
-        leaves = [byte_tensor(leaf.memory) for leaf in device_leaves(out) if leaf.memory is not None]
+        leaves = [byte_tensor(leaf.memory) for leaf in self._leaves(out) if leaf.memory is not None]
         for leaf in leaves:
             runtime.hold(leaf, runtime.side_stream(index, maker.out))
         out.lane_generation = generation
@@ -369,6 +465,9 @@ class DeviceOut:
 
     def close(self) -> None:
         """The link has ended."""
+        self._closed = True
+        self._loans.clear()
+        self._tell_curious()
         queued = [out for out, _ in self._queued.values()]
         waiting = [*self._unanswered, *self._unprepared, *queued, *[out for out, _ in self._copying.values()]]
         turns = [*[turn for _, turn in self._queued.values()], *self._turns.values()]

@@ -79,8 +79,10 @@ async def _raised(error: Exception) -> None:
 
 
 @contextlib.asynccontextmanager
-async def company(hosts: Sequence[str], racks: Sequence[str] | None = None, **collective: Any) -> AsyncIterator[Company]:
-    """One worker for each entry: the name of its host, empty for the real one."""
+async def company(
+    hosts: Sequence[str], racks: Sequence[str] | None = None, devices: Sequence[str] | None = None, **collective: Any
+) -> AsyncIterator[Company]:
+    """One worker for each entry: the name of its host, empty for the real one. `devices`: where each one's tensors land."""
     made = Company()
     made.config = {"cluster": {"collective": {"shared_memory": {"segment_bytes": 4 << 20}, **collective}}}
     before = os.environ.get("AIORLINF_HOST_ID")
@@ -89,7 +91,9 @@ async def company(hosts: Sequence[str], racks: Sequence[str] | None = None, **co
             for rank, host in enumerate(hosts):
                 os.environ["AIORLINF_HOST_ID"] = host
                 labels = None if racks is None else {"rack": racks[rank]}
-                made.workers.append(await stack.enter_async_context(init(f"w:{rank}", config=made.config, labels=labels)))
+                device = None if devices is None else devices[rank]
+                worker = init(f"w:{rank}", config=made.config, labels=labels, device=device)
+                made.workers.append(await stack.enter_async_context(worker))
         finally:
             if before is None:
                 del os.environ["AIORLINF_HOST_ID"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import time
 
 import pytest
 import torch
 
-from aiorlinf.testing.fake import FakeAccelerator
+from aiorlinf.testing.fake import FakeAccelerator, FakeEvent
+from aiorlinf.testing.fake.memory import cpu_alias
+from tests.peers import Peer, Pipe, process
 
 __all__: list[str] = []
 
@@ -163,3 +166,95 @@ def test_faults_fail_at_the_end() -> None:
     with pytest.raises(AssertionError, match="wait for each other"), FakeAccelerator(2) as fake:
         one, two = fake.new_stream(), fake.new_stream()
         fake.wait(one, type(fake.record(two))(99, {}))
+
+
+# ---- between processes
+
+
+def share(pipe: Pipe, count: int) -> None:
+    """The process that has the memory, and does what it is told."""
+    with FakeAccelerator(between=True) as fake:
+        for number in range(1, count + 1):
+            tensor = fake.late(torch.full((1000,), number, dtype=torch.int32), ticks=20_000)  # ten seconds
+            shared = fake.export(tensor)
+            event, handle = fake.export_event(fake.current_stream(0))
+            pipe.say((shared, handle))
+            while (told := pipe.hear()) != "next":
+                if told == "free it":
+                    del tensor
+                fake.drain()
+                pipe.say("done")
+            del event
+
+
+def told(peer: Peer, what: str) -> None:
+    peer.say(what)
+    assert peer.wait_hear() == "done"
+
+
+def copied(fake: FakeAccelerator, opened: torch.Tensor, event: FakeEvent | None) -> torch.Tensor:
+    """What lies there, once the event has happened."""
+    stream = fake.side_stream(0, "in")
+    if event is not None:
+        fake.wait(stream, event)
+    out = fake.empty(opened.numel(), 0, stream)
+    fake.copy(out, opened, stream)
+    fake.synchronise(stream)
+    return cpu_alias(out).view(torch.int32).clone()
+
+
+def test_memory_and_events_of_another_process() -> None:
+    with process(share, 3) as peer, FakeAccelerator(between=True) as fake:
+        for number in range(1, 4):
+            shared, handle = peer.wait_hear()
+            event, opened = fake.open_event(handle, 0), fake.open(shared, 0)
+            assert not copied(fake, opened, None).eq(number).any(), "who does not wait for the event reads too early"
+            told(peer, "hurry")
+            assert copied(fake, opened, event).eq(number).all()
+            told(peer, "free it")
+            assert not copied(fake, opened, event).eq(number).any(), "others have the memory now"
+            with pytest.raises(RuntimeError, match="no such memory"):
+                fake.open(shared, 0)
+            assert texts(fake) == ["memory of another process is opened that was freed meanwhile"]
+            del opened, event
+            assert fake.mappings == 0
+            peer.say("next")
+            with pytest.raises(RuntimeError, match="no such event"):
+                for _ in range(1000):
+                    fake.open_event(handle, 0)
+                    time.sleep(0.01)
+            assert texts(fake) == ["an event of another process is opened that was let go of meanwhile"]
+        peer.wait_result()
+
+
+def test_a_stream_waits_for_another_process() -> None:
+    with process(share, 1) as peer, FakeAccelerator(between=True) as fake:
+        shared, handle = peer.wait_hear()
+        event, opened = fake.open_event(handle, 0), fake.open(shared, 0)
+        stream = fake.side_stream(0, "in")
+        fake.wait(stream, event)
+        out = fake.empty(opened.numel(), 0, stream)
+        fake.copy(out, opened, stream)
+        for _ in range(50):
+            fake.step()
+        assert stream.queue
+        told(peer, "hurry")
+        fake.synchronise(stream)
+        assert cpu_alias(out).view(torch.int32).eq(1).all()
+        del opened
+        peer.say("next")
+        peer.wait_result()
+
+
+def test_what_another_process_has_is_not_closed_while_it_is_read() -> None:
+    with process(share, 1) as peer, FakeAccelerator(between=True) as fake:
+        shared, _ = peer.wait_hear()
+        opened = fake.open(shared, 0)
+        stream = fake.side_stream(0, "in")
+        out = fake.empty(opened.numel(), 0, stream)
+        with fake._lock:  # time stands still
+            fake.copy(out, opened, stream)
+            del opened
+        assert any("is freed while a copy" in text for text in texts(fake))
+        peer.say("next")
+        peer.wait_result()

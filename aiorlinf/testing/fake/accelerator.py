@@ -7,7 +7,9 @@ import itertools
 import os
 import random
 import threading
+import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,6 +19,7 @@ import torch
 from aiorlinf.device.registry import register, unregister
 from aiorlinf.device.runtime import Identity, Shared
 from aiorlinf.testing.fake import kernels
+from aiorlinf.testing.fake.between import Flag, SharedMemory, open_memory
 from aiorlinf.testing.fake.ledger import Block, Ledger
 from aiorlinf.testing.fake.memory import Memory, cpu_alias, device_tensor
 from aiorlinf.testing.fake.streams import Clock, FakeEvent, FakeStream, Operation, merge, shuffled
@@ -24,6 +27,7 @@ from aiorlinf.testing.fake.streams import Clock, FakeEvent, FakeStream, Operatio
 __all__ = ["FakeAccelerator", "Fault"]
 
 _TICKS_MAX = 1_000_000
+_TICK_S = 0.0005
 _TOTAL_BYTES = 1 << 34
 
 
@@ -46,6 +50,8 @@ class FakeAccelerator:
         seed: decides how long operations take and which stream goes first.
         ticks: shortest and longest time of an operation.
         self_moving: time passes by one tick whenever somebody asks for an event; otherwise only by `step`.
+        between: processes that each have one share the devices: they open each other's memory and events. Time passes by itself, as nobody
+            in one process asks for what another waits for. What is freed is written over, when nobody has a right to it any more.
 
     Attributes:
         faults: what was wrong so far.
@@ -59,7 +65,9 @@ class FakeAccelerator:
     kind = "fake"
     opens_own = True
 
-    def __init__(self, devices: int = 1, *, seed: int = 0, ticks: tuple[int, int] = (1, 3), self_moving: bool = True) -> None:
+    def __init__(
+        self, devices: int = 1, *, seed: int = 0, ticks: tuple[int, int] = (1, 3), self_moving: bool = True, between: bool = False
+    ) -> None:
         self.faults: list[Fault] = []
         self.self_moving = self_moving
         self.limbo = False
@@ -81,17 +89,31 @@ class FakeAccelerator:
         self._epoch = 0
         self._mapped: dict[int, int] = {}  # by address of a block
         self.mappings: int = 0
-        self._events: dict[int, FakeEvent] = {}
+        self._events: weakref.WeakValueDictionary[int, FakeEvent] = weakref.WeakValueDictionary()  # whoever exports one keeps it
+        self._between = between
+        self._elsewhere = self.new_stream(0, "memory of another process") if between else self._defaults[0]  # owns what is open here
+        self._over = threading.Event()
+        self._time: threading.Thread | None = None
         self._used = [0] * devices
 
     def __enter__(self) -> FakeAccelerator:
         kernels.install(self)
         register(self)
+        if self._between:
+            self._time = threading.Thread(target=self._pass_time, name="time of the fake accelerator", daemon=True)
+            self._time.start()
         return self
+
+    def _pass_time(self) -> None:
+        while not self._over.wait(_TICK_S):
+            self.step()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         unregister(self)
         self.drain()
+        self._over.set()
+        if self._time is not None:
+            self._time.join()
         kernels.install(None)
         if error is None:
             assert not self.faults, "\n".join(map(str, self.faults))
@@ -157,7 +179,7 @@ class FakeAccelerator:
     def drain(self) -> None:
         """Let time pass until everything is over. Knows nothing of it: that is `synchronise`."""
         for _ in range(_TICKS_MAX):
-            if not self.step():
+            if not self.step() and not self._patience():
                 break
         left = [stream for stream in self._streams if stream.queue]
         if left:
@@ -169,8 +191,17 @@ class FakeAccelerator:
         for _ in range(_TICKS_MAX):
             if event.happened:
                 break
-            self.step()
+            if not self.step():
+                self._patience()
         merge(self._host, event.clock)
+
+    def _patience(self) -> bool:
+        """Give another process time, if one of its events is waited for here."""
+        with self._lock:
+            waits = any(stream.waits_for_another for stream in self._streams)
+        if waits:
+            time.sleep(_TICK_S)
+        return waits
 
     def fail_next(self, call: str, error: Exception | None = None, times: int = 1) -> None:
         """The next calls of this method of the runtime fail."""
@@ -221,7 +252,7 @@ class FakeAccelerator:
                         operation.keeps.append(None if block is None else block.memory)
 
     def _allocate(self, nbytes: int, index: int, owner: FakeStream) -> torch.Tensor:
-        memory = Memory(nbytes)
+        memory = SharedMemory(nbytes) if self._between else Memory(nbytes)
         block = Block(memory, owner)
         self._ledger.add(block)
         self._used[index] += nbytes
@@ -235,6 +266,19 @@ class FakeAccelerator:
                     del self._exports[handle]
             left = self.limbo and self._mapped.get(block.memory.address)
             self._ledger.free(block, None if left else self._host)
+            if isinstance(block.memory, SharedMemory) and block.owner is not None:
+                block.memory.close()
+                self._reuse(block, block.owner)
+
+    def _reuse(self, block: Block, owner: FakeStream) -> None:
+        """The allocator gives the memory to somebody else, once the streams that are known to use it are through with that."""
+        for stream in block.holds:
+            event = FakeEvent(next(self._numbers), {})
+            stream.add(Operation("an event", event.happen, 0))
+            owner.add(Operation("a wait", None, 0, event))
+        operation = Operation("a use of others", block.memory.spoil, 0)
+        operation.keeps.append(block.memory)
+        owner.add(operation)
 
     # ---- the runtime
 
@@ -270,15 +314,14 @@ class FakeAccelerator:
             return stream
 
     def record(self, stream: FakeStream) -> FakeEvent:
+        return self._record(stream, None)
+
+    def _record(self, stream: FakeStream, flag: Flag | None) -> FakeEvent:
         self._maybe_fail("record")
         with self._lock:
             merge(stream.clock, self._host)
-            event = FakeEvent(next(self._numbers), {})
-
-            def happen() -> None:
-                event.happened = True
-
-            stream.add(Operation("an event", happen, 0))
+            event = FakeEvent(next(self._numbers), {}, flag)
+            stream.add(Operation("an event", event.happen, 0))
             event.clock = dict(stream.clock)
             return event
 
@@ -353,7 +396,9 @@ class FakeAccelerator:
                 raise RuntimeError("memory that the device does not know")
             handle = next((handle for handle, exported in self._exports.items() if exported is block), None)
             if handle is None:
-                handle = f"{os.getpid()}:{next(self._numbers)}".encode()
+                memory = block.memory
+                own = f"{memory.handle}:{memory.nbytes}" if isinstance(memory, SharedMemory) else str(next(self._numbers))
+                handle = f"{os.getpid()}/{own}".encode()
                 self._exports[handle] = block
             uuid, at = self.identity(tensor.get_device()).uuid, tensor.data_ptr() - block.memory.address
             return Shared(uuid, handle, tensor.nbytes, at, self._epoch)
@@ -362,6 +407,10 @@ class FakeAccelerator:
         self._maybe_fail("open")
         if _in_loop():
             self._object("memory of another process is opened in the thread of a loop, which takes long")
+        process, _, where = shared.handle.decode().partition("/")
+        if int(process) != os.getpid():
+            self._check_between()
+            return self._open_from_another(where, shared, index)
         with self._lock:
             block = self._exports.get(shared.handle)
             if block is None:
@@ -373,6 +422,31 @@ class FakeAccelerator:
             self._mapped[address] = self._mapped.get(address, 0) + 1
             return device_tensor(block.memory, index, lambda: self._closed(address))[shared.at : shared.at + shared.nbytes]
 
+    def _check_between(self) -> None:
+        if not self._between:
+            raise RuntimeError("what another process has cannot be opened here")
+
+    def _open_from_another(self, where: str, shared: Shared, index: int) -> torch.Tensor:
+        at, _, nbytes = where.rpartition(":")
+        try:
+            memory = open_memory(at, int(nbytes))
+        except RuntimeError:
+            if not self.limbo:
+                self._object("memory of another process is opened that was freed meanwhile")
+            raise
+        block = Block(memory, self._elsewhere)
+        with self._lock:
+            self._ledger.add(block)
+            self.mappings += 1
+            self._mapped[memory.address] = 1
+
+        def closed() -> None:
+            with self._lock:
+                self._ledger.free(block, self._host)
+            self._closed(memory.address)
+
+        return device_tensor(memory, index, closed)[shared.at : shared.at + shared.nbytes]
+
     def _closed(self, address: int) -> None:
         with self._lock:
             self.mappings -= 1
@@ -381,12 +455,27 @@ class FakeAccelerator:
             self._object("memory of another process is closed in the thread of a loop, which waits for the device")
 
     def export_event(self, stream: FakeStream) -> tuple[FakeEvent, bytes]:
-        event = self.record(stream)
+        flag = Flag() if self._between else None
+        event = self._record(stream, flag)
         self._events[event.number] = event
-        return event, event.number.to_bytes(8, "little")
+        where = flag.memory.handle if flag is not None and isinstance(flag.memory, SharedMemory) else ""
+        return event, f"{os.getpid()}/{event.number}/{where}".encode()
 
     def open_event(self, handle: bytes, index: int) -> FakeEvent:
-        return self._events[int.from_bytes(handle, "little")]
+        process, number, where = handle.decode().split("/")
+        if int(process) != os.getpid():
+            self._check_between()
+            try:
+                return FakeEvent(next(self._numbers), {}, Flag(open_memory(where, 1)), foreign=True)
+            except RuntimeError:
+                event = None
+        else:
+            event = self._events.get(int(number))
+        if event is None:
+            if not self.limbo:
+                self._object("an event of another process is opened that was let go of meanwhile")
+            raise RuntimeError("there is no such event")
+        return event
 
     def collect(self) -> None:
         """Nothing is kept."""

@@ -53,18 +53,29 @@ _numbers = itertools.count(1)
 
 
 class Memory:
-    """A piece of CPU memory that starts at a multiple of 512 bytes and is full of a pattern that no test sends.
+    """A piece of CPU memory that starts at a multiple of 512 bytes. New memory is full of a pattern that no test sends.
+
+    Args:
+        there: a writable buffer that starts at such an address, None: new memory.
 
     Attributes:
         address, nbytes: where it is.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, there: Any = None) -> None:
+        self.nbytes = nbytes
+        if there is not None:
+            self._raw = (ctypes.c_uint8 * max(1, nbytes)).from_buffer(there)
+            self.address: int = ctypes.addressof(self._raw)
+            return
         self._raw = (ctypes.c_uint8 * (nbytes + _ALIGNMENT))()
         start = ctypes.addressof(self._raw)
-        self.address: int = start + -start % _ALIGNMENT
-        self.nbytes = nbytes
-        ctypes.memset(self.address, _POISON, nbytes)
+        self.address = start + -start % _ALIGNMENT
+        self.spoil()
+
+    def spoil(self) -> None:
+        """Fill it with the pattern: it is somebody else's now."""
+        ctypes.memset(self.address, _POISON, self.nbytes)
 
     def bytes(self, freed: Callable[[], None]) -> torch.Tensor:
         """All of it, as a tensor on the CPU; `freed` is called when its storage is gone."""

@@ -10,6 +10,10 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aiorlinf.testing.fake.between import Flag
 
 __all__ = ["Clock", "FakeEvent", "FakeStream", "Operation", "merge", "shuffled"]
 
@@ -27,16 +31,32 @@ def merge(clock: Clock, other: Clock) -> None:
 class FakeEvent:
     """A point in a stream.
 
+    Args:
+        flag: where other processes see it; None: they do not.
+
     Attributes:
-        happened: the stream has come there.
         clock: what is over by then.
-        number: for other processes, which in truth are this one.
+        number: its own.
+        foreign: it is one of another process's.
     """
 
-    def __init__(self, number: int, clock: Clock) -> None:
+    def __init__(self, number: int, clock: Clock, flag: Flag | None = None, *, foreign: bool = False) -> None:
         self.number = number
         self.clock = clock
-        self.happened = False
+        self.foreign = foreign
+        self.flag: Flag | None = flag
+        self._happened = False
+
+    @property
+    def happened(self) -> bool:
+        """The stream has come there."""
+        return self.flag.is_up if self.foreign and self.flag is not None else self._happened
+
+    def happen(self) -> None:
+        """The stream comes there."""
+        self._happened = True
+        if self.flag is not None:
+            self.flag.up()
 
 
 class Operation:
@@ -104,6 +124,12 @@ class FakeStream:
             if self.queue and self.queue[0].ticks:
                 return True
         return moved
+
+    @property
+    def waits_for_another(self) -> bool:
+        """What it has to do next waits for an event of another process."""
+        event = self.queue[0].waits_for if self.queue else None
+        return event is not None and event.foreign and not event.happened
 
     def __repr__(self) -> str:
         return f"<FakeStream fake:{self.index} {self.name}, {len(self.queue)} to do>"

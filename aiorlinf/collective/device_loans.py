@@ -1,0 +1,273 @@
+"""A broadcast from an accelerator to members that can read the root's devices themselves: one copy for each, from device to device.
+
+The root exports its tensors once and says to each of them where they lie (HEAD with a `loan`); what small things lie in CPU memory comes
+beside. The member copies into memory of its own, or into the tensors that it was called with, behind the root's events and behind what its
+own streams were given; nothing passes through host memory. Then the root looks whether anybody has written to the tensors meanwhile
+(TAKEN), and only when it says that all is well (DONE) does the member have the object. Who cannot read it says AGAIN, and is sent it as
+everybody else is.
+
+What is lent is kept until the member's device is through with it, whatever becomes of the two operations: the link sees to that (COPIED).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from aiorlinf.backends.cuda_ipc import HANDLES_MAX_BYTES, decode_handles
+from aiorlinf.device.registry import accelerator
+from aiorlinf.errors import AiorlinfError, UnsupportedObject, UsageError, WireError
+from aiorlinf.link.device_in import device_positions
+from aiorlinf.link.device_out import Loan, device_leaves, exported
+from aiorlinf.link.memory import byte_tensor, byte_view, fresh_bytes
+from aiorlinf.link.staging import IN, Landing
+from aiorlinf.wire.frames import FrameType
+from aiorlinf.wire.tree import assemble, rebuild
+
+if TYPE_CHECKING:
+    from aiorlinf.address import WorkerAddress
+    from aiorlinf.collective.circle import Circle
+    from aiorlinf.collective.into import Target
+    from aiorlinf.collective.notes import Note
+    from aiorlinf.device.runtime import Runtime, Shared
+    from aiorlinf.link.device_in import DeviceIn
+    from aiorlinf.link.staging import Departure, Ready
+    from aiorlinf.wire.flat import Flat
+    from aiorlinf.wire.leaves import LeafSpec
+    from aiorlinf.wire.manifest import Manifest
+
+__all__ = ["Offer", "Unreadable", "give_up", "read_loan", "readers"]
+
+BESIDE_MAX_BYTES = 1 << 20
+"""An object with more than this in CPU memory goes to everybody through host memory: there it has to go anyway."""
+
+
+async def readers(circle: Circle, flat: Flat, departure: Departure, members: Sequence[WorkerAddress]) -> list[WorkerAddress]:
+    """Those of these members, of the root's own host, who can be lent the object. Raises the cause if the link to one of them ends."""
+    here = sum(leaf.nbytes for leaf in flat.leaves) - sum(leaf.nbytes for leaf in device_leaves(flat))
+    if not device_leaves(flat) or here > BESIDE_MAX_BYTES:
+        return []
+    for member in members:
+        circle.exchange.table.obtain(member)  # they connect side by side
+    found = []
+    for member in members:
+        devices = (await circle.link_to(member)).sender.devices
+        if devices is None:
+            continue
+        known: asyncio.Future[None] = circle.exchange.home.loop.create_future()
+        devices.when_known(lambda known=known: None if known.done() else known.set_result(None))  # type: ignore[misc]
+        await known
+        if devices.reads(departure):
+            found.append(member)
+    return found
+
+
+class Offer:
+    """At the root: the object, as those who read it themselves are told of it.
+
+    Raises:
+        RuntimeError: its memory cannot be shared.
+    """
+
+    def __init__(self, flat: Flat, departure: Departure, manifest: bytes) -> None:
+        leaves = device_leaves(flat)
+        events, handles = exported(departure, leaves)
+        if len(handles) > HANDLES_MAX_BYTES:
+            raise RuntimeError(f"{len(leaves)} tensors are too many to tell of")
+        beside = b"".join([leaf.tobytes() for leaf in flat.leaves if leaf.memory is None or leaf.memory.is_cpu])
+        self._loan = Loan(departure, leaves, events)
+        self._facts = {"handles": len(handles), "beside": len(beside)}
+        self.body: bytes = b"".join((handles, beside, manifest))
+
+    def lend(self, circle: Circle, member: WorkerAddress) -> dict[str, Any] | None:
+        """What a note to this member says of it, besides the body; None if its link has ended. It is kept until the member is through."""
+        link = circle.exchange.table.peek(member)
+        if link is None or link.sender.devices is None:
+            return None
+        return {**self._facts, "loan": link.sender.devices.lend(self._loan)}
+
+
+def give_up(circle: Circle, member: WorkerAddress, why: str) -> None:
+    """This member cannot read our devices: nobody tries again on its link."""
+    link = circle.exchange.table.peek(member)
+    if link is not None and link.sender.devices is not None:
+        link.sender.devices.give_up(why.strip().partition("\n")[0])
+
+
+class Unreadable(Exception):
+    """The loan is of no use here. The text, if there is one, says why nobody need try again."""
+
+
+async def read_loan(
+    circle: Circle,
+    sender: WorkerAddress,
+    note: Note,
+    manifest: tuple[memoryview, Manifest],
+    into: Target | None,
+    wanted: torch.device | None,
+    partial: bool,
+) -> Any:
+    """At a member: copy what the root lends.
+
+    Args:
+        manifest: of the object, and what comes before it in the body.
+        into: where it goes; None: into new memory.
+        wanted: device of new memory.
+
+    Raises:
+        Unreadable: it has to be had another way.
+        Mismatch: it does not fit `into`.
+
+    Cancelling does not stop the copying; the root hears of its end all the same.
+    """
+    key = note.number("loan")
+    link = circle.exchange.table.peek(sender)
+    devices, runtime = None if link is None else link.receiver.devices, accelerator()
+    if link is None or devices is None:
+        raise Unreadable  # the link has ended, and the loan with it
+    returned = False
+
+    def give_back() -> None:
+        nonlocal returned
+        if not returned:
+            returned = True
+            link.receiver.reply(FrameType.COPIED, key)
+
+    try:
+        if runtime is None:
+            raise Unreadable("the member has no accelerator")
+        reading = _Reading(circle, runtime, note, *manifest)
+        if into is None:
+            reading.into_new_memory(Landing(circle.exchange.home).target(wanted))
+        else:
+            reading.into_tensors(into, partial)
+        copied = reading.begin(devices, give_back)
+    except BaseException:
+        give_back()
+        raise
+    await copied
+    return await reading.finish(into)
+
+
+class _Reading:
+    """What a member makes of a loan."""
+
+    def __init__(self, circle: Circle, runtime: Runtime, note: Note, before: memoryview, manifest: Manifest) -> None:
+        self._exchange = circle.exchange
+        self._runtime = runtime
+        self._manifest = manifest
+        specs = manifest.specs
+        positions = device_positions(specs)
+        handles, beside = note.number("handles"), note.number("beside")
+        here = [spec.nbytes for spec in specs if not spec.device]
+        if len(before) != handles + beside or sum(here) != beside:
+            raise WireError(f"a loan of {len(before)} bytes does not fit its description")
+        self._events, leaves = decode_handles(before[:handles], [specs[position].nbytes for position in positions])
+        self._leaves: dict[int, Shared] = dict(zip(positions, leaves, strict=True))
+        self._buffers: dict[int, torch.Tensor] = self._beside(specs, before[handles:])
+        self._index = 0
+        self._jobs: list[tuple[torch.Tensor, Shared]] = []
+        self._users: list[Ready] = []
+        self._written: list[torch.Tensor] = []
+        self._rest: tuple[list[Any], list[Any]] = ([], [])
+
+    def _beside(self, specs: Sequence[LeafSpec], view: memoryview) -> dict[int, torch.Tensor]:
+        """What has come with the note: a copy of its own for each leaf."""
+        buffers = {}
+        at = 0
+        for position, spec in enumerate(specs):
+            if not spec.device:
+                buffer = buffers[position] = fresh_bytes(spec.nbytes, self._exchange.table.pool)
+                byte_view(buffer)[:] = view[at : at + spec.nbytes]
+                at += spec.nbytes
+        return buffers
+
+    def into_new_memory(self, device: torch.device) -> None:
+        """Of this device."""
+        runtime = self._runtime
+        if device.type != runtime.kind:
+            raise Unreadable
+        index = self._index = device.index or 0
+        stream, user = runtime.side_stream(index, IN), runtime.current_stream(index)
+        for position, spec in enumerate(self._manifest.specs):
+            if not spec.device:
+                continue
+            try:
+                memory = self._buffers[position] = runtime.empty(spec.nbytes, index, stream)
+            except RuntimeError as error:  # there is no memory left on the device; perhaps there is in the host
+                raise Unreadable from error
+            if spec.nbytes:
+                runtime.hold(memory, user)
+                self._jobs.append((memory, self._leaves[position]))
+
+    def into_tensors(self, into: Target, partial: bool) -> None:
+        """What is on accelerators on both sides, in the same form; all else that fits is left for the way through host memory."""
+        specs = self._manifest.specs
+        stand_ins = {
+            position: torch.empty(spec.nbytes, dtype=torch.uint8, device="meta") for position, spec in enumerate(specs) if spec.device
+        }
+        stores: list[Any] = [
+            stand_ins[position] if spec.device else byte_view(self._buffers[position]).obj for position, spec in enumerate(specs)
+        ]
+        try:
+            value = assemble(self._manifest, stores, allow_pickle=self._exchange.config.allow_pickle)
+        except Exception as error:  # a class that does more with its tensors than keep them; the other way shows what it is
+            raise Unreadable from error
+        where = {stand_in.untyped_storage()._cdata: position for position, stand_in in stand_ins.items()}
+        near, abroad = into.match(value, partial)
+        if any(source.is_meta for _, source in near):
+            raise Unreadable
+        devices = set()
+        for target, source, ready in abroad:
+            if not source.is_meta:
+                self._rest[1].append((target, source, ready))
+                continue
+            position = where.get(source.untyped_storage()._cdata)
+            if position is None or position not in self._leaves or source.nbytes != specs[position].nbytes:
+                raise Unreadable
+            if source.dtype is not target.dtype or target.device.type != self._runtime.kind:
+                raise Unreadable
+            devices.add(target.device.index or 0)
+            self._jobs.append((byte_tensor(target), self._leaves[position]))
+            self._users.append(ready)
+            self._written.append(target)
+        if len(devices) != 1:
+            raise Unreadable
+        self._index = devices.pop()
+        self._rest[0].extend(near)
+
+    def begin(self, devices: DeviceIn, give_back: Any) -> asyncio.Future[None]:
+        """Copy. `give_back` is called when the root's memory is free again."""
+        copied: asyncio.Future[None] = self._exchange.home.loop.create_future()
+
+        def over(error: BaseException | None) -> None:
+            give_back()
+            if copied.done():
+                return
+            if error is None:
+                copied.set_result(None)
+            else:
+                copied.set_exception(Unreadable(str(error).strip().partition("\n")[0] or type(error).__name__))
+
+        targets, leaves = [target for target, _ in self._jobs], [leaf for _, leaf in self._jobs]
+        devices.read(self._runtime, self._index, targets, self._events, leaves, self._users, over)
+        return copied
+
+    async def finish(self, into: Target | None) -> Any:
+        """All is there: the object."""
+        self._jobs.clear()
+        if into is not None:
+            return await into.finish(self._exchange.home, *self._rest, self._written)
+        manifest = self._manifest
+        buffers = [self._buffers[position] for position in range(len(manifest.specs))]
+        self._buffers.clear()
+        try:
+            return rebuild(manifest, buffers, allow_pickle=self._exchange.config.allow_pickle)
+        except (UsageError, WireError, AiorlinfError):
+            raise
+        except Exception as error:  # the classes' own code runs here and may raise anything
+            text = f"the object cannot be rebuilt here: {type(error).__name__}: {error}"
+            raise UnsupportedObject(text, hint="its class must be importable on all members") from error
