@@ -127,7 +127,8 @@ async def _take_part(rank: int, manager: str, fabric: int, size: int, rounds: in
             begin = _Mark(fabric)
             got = await comm.broadcast(sent, members=_MEMBERS)
             broadcasts.append(begin.since())
-            told = await comm.gather(_as_sent(got, period), members=_MEMBERS)
+            await comm.gather(None, members=_MEMBERS)  # nobody's loop is kept from handing on by what comes next
+            told = await comm.gather(await _as_sent(got, period), members=_MEMBERS)
             wrong.update(member for member, right in zip(_MEMBERS, told or (), strict=False) if not right)
             del got
         await comm.gather(None, members=_MEMBERS)  # all have heard of everything
@@ -156,6 +157,10 @@ class _Mark:
         return took, racks.crossed_bytes(self._fabric) - self._crossed
 
 
-def _as_sent(got: torch.Tensor, period: torch.Tensor) -> bool:
-    parts = torch.split(got, _PATTERN)
-    return all(torch.equal(part, period[: part.numel()]) for part in parts)
+async def _as_sent(got: torch.Tensor, period: torch.Tensor) -> bool:
+    """Bit by bit, so that the loop runs on: of the first worker's the manager lives."""
+    for part in torch.split(got, _PATTERN):
+        if not torch.equal(part, period[: part.numel()]):
+            return False
+        await asyncio.sleep(0)
+    return True
