@@ -4,36 +4,49 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 
 from aiorlinf.device.registry import usable_runtime
 from scripts.gpuchecks.checks import CHECKS
 from scripts.gpuchecks.place import KINDS, place
-from scripts.gpuchecks.running import run_check
+from scripts.gpuchecks.running import LIMIT_S, Outcome, Partner, run_check
 from scripts.gpuchecks.speed import SPEEDS
 
 __all__ = ["main"]
 
 
 def main() -> int:
-    """Returns the exit status: 1 if a check failed, 2 if there is nothing to check."""
+    """Returns the exit status: 1 if a check failed or there was no time for it, 2 if there is nothing to check."""
+    begin = time.perf_counter()
     parser = argparse.ArgumentParser(prog="scripts/gpu-check", description="Check aiorlinf on this machine's accelerators, and measure.")
     parser.add_argument("--kind", choices=KINDS, default="cuda", help="cuda stands for ROCm, too; fake shows that the checks work")
     parser.add_argument("--only", metavar="TEXT", default="", help="the checks with this in their names")
     parser.add_argument("--no-speed", action="store_true", help="measure nothing")
+    parser.add_argument("--limit", metavar="SECONDS", type=float, default=450.0, help="begin nothing later than this (default %(default)g)")
     arguments = parser.parse_args()
     if arguments.kind == "cuda" and usable_runtime("cuda") is None:
         print("no CUDA or ROCm device here; nothing was checked", file=sys.stderr)
         return 2
-    failed = 0
-    with place(arguments.kind) as where:
+    checks = [check for check in (CHECKS if arguments.no_speed else CHECKS + SPEEDS) if arguments.only in check.name]
+    failed = missed = 0
+    with Partner(arguments.kind) as partner, place(arguments.kind) as where:  # the other one starts meanwhile
         print(f"{where.describe()}\n\n| | | |\n| --- | --- | --- |", flush=True)
-        for check in CHECKS if arguments.no_speed else CHECKS + SPEEDS:
-            if arguments.only in check.name:
-                word, text = run_check(check, arguments.kind, where)
-                failed += word == "FAILED"
-                print(f"| {check.name} | {word} | {text} |", flush=True)
-    print(f"\n{failed} failed" if failed else "\nall passed")
-    return 1 if failed else 0
+        for number, check in enumerate(checks, 1):
+            print(f"{number} of {len(checks)}: {check.name} ...", file=sys.stderr, flush=True)
+            left = arguments.limit - (time.perf_counter() - begin)
+            if left <= 0:
+                outcome = Outcome("skipped", f"the {arguments.limit:.0f} s are over")
+                missed += 1
+            else:
+                outcome = run_check(check, arguments.kind, where, partner, min(LIMIT_S, left))
+            failed += outcome.word == "FAILED"
+            print(f"{number} of {len(checks)}: {outcome.word} after {outcome.seconds:.1f} s", file=sys.stderr, flush=True)
+            print(f"| {check.name} | {outcome.word} | {outcome.text} |", flush=True)
+    took = f"in {time.perf_counter() - begin:.0f} s"
+    if missed:
+        print(f"\nthere was no time for {missed}; run them with --only, or give more with --limit")
+    print(f"\n{failed} failed {took}" if failed else f"\nall {'that ran ' if missed else ''}passed {took}")
+    return 1 if failed or missed else 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from aiorlinf.observe.doctor.devices import check_devices
 from aiorlinf.observe.doctor.findings import Level
 from scripts.gpuchecks.place import Place
 
-__all__ = ["CHECKS", "Check", "Half", "told"]
+__all__ = ["CHECKS", "Check", "Half", "idle", "told"]
 
 Half = Callable[[Worker, Place], Awaitable[str]]
 
@@ -31,7 +31,7 @@ class Check:
         devices: how many it needs.
         backend, fallback: settings of the job.
         lands_on: the device where tensors land that the second worker receives.
-        way: how tensors on real accelerators must have gone; empty: any way is right. Fake ones of two processes always go by staging.
+        way: how tensors on accelerators must have gone; empty: any way is right. There is no nccl between fake ones.
     """
 
     name: str
@@ -228,7 +228,7 @@ async def share_weights(comm: Worker, place: Place) -> str:
         await comm.recv(B)
     else:
         await comm.send("seen", A)
-    return "through host memory"
+    return told(comm)
 
 
 async def put_items(comm: Worker, place: Place) -> str:
@@ -316,7 +316,8 @@ CHECKS = [
     Check("both directions at once", send_both_ways, send_both_ways, way="cuda_ipc"),
     Check("nccl asked for on one device", send_mixed, recv_mixed, backend="nccl", way="staging"),
     Check("nccl required on one device", send_refused, recv_refused, backend="nccl", fallback=False),
-    Check("collectives", share_weights, share_weights),
+    Check("collectives", share_weights, share_weights, way="cuda_ipc"),
+    Check("collectives, staged", share_weights, share_weights, backend="shm", way="staging"),
     Check("items of a channel", put_items, get_items),
     Check("items of a channel in one process", keep_items_here, idle),
     Check("two devices", send_across, recv_across, devices=2, lands_on=1),

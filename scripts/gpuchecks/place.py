@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -50,6 +51,9 @@ class Place(Protocol):
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
         """What the current stream sees, in CPU memory."""
 
+    def tidy(self) -> None:
+        """Between two checks: nothing of the one is left for the other."""
+
 
 class CudaPlace:
     """The real ones."""
@@ -95,6 +99,13 @@ class CudaPlace:
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.cpu()
 
+    def tidy(self) -> None:
+        gc.collect()
+        cuda: Any = torch.cuda
+        cuda.synchronize()
+        cuda.empty_cache()
+        cuda.ipc_collect()
+
 
 class FakePlace:
     """The fake one, with two devices and small sizes."""
@@ -130,6 +141,10 @@ class FakePlace:
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if tensor.is_cpu else self.fake.read(tensor)
 
+    def tidy(self) -> None:
+        gc.collect()
+        self.fake.drain()
+
 
 @contextlib.contextmanager
 def place(kind: str) -> Iterator[Place]:
@@ -137,6 +152,5 @@ def place(kind: str) -> Iterator[Place]:
     if kind == "cuda":
         yield CudaPlace()
         return
-    with FakeAccelerator(2) as fake:
-        fake.limbo = True  # a peer in another process cannot open its memory, which is no fault here
+    with FakeAccelerator(2, between=True) as fake:
         yield FakePlace(fake)

@@ -1,15 +1,20 @@
-"""`scripts/gpu-check` itself, on the fake accelerator: two processes, whose devices cannot reach each other."""
+"""`scripts/gpu-check` itself, on the fake accelerator: two processes that share its devices."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from aiorlinf import Worker
 from aiorlinf.device.registry import usable_runtime
+from scripts.gpuchecks.checks import Check, idle
+from scripts.gpuchecks.place import Place, place
+from scripts.gpuchecks.running import Partner, run_check
 
 __all__: list[str] = []
 
@@ -25,7 +30,38 @@ def test_it_runs_and_says_what_it_found() -> None:
     done = run("--kind", "fake", "--only", "asked for")
     assert done.returncode == 0, done.stderr
     assert "| nccl asked for on one device | passed | staging: nccl was asked for, but nothing connects fake devices |" in done.stdout
-    assert done.stdout.endswith("all passed\n")
+    assert re.search(r"\nall passed in \d+ s\n$", done.stdout)
+    assert done.stderr.startswith("1 of 1: nccl asked for on one device ...\n")
+    assert "\n1 of 1: passed after " in done.stderr
+
+
+def test_it_goes_the_way_between_devices() -> None:
+    done = run("--kind", "fake", "--only", "collectives")
+    assert done.returncode == 0, done.stderr
+    assert "| collectives | passed | cuda_ipc: both workers use the same device |" in done.stdout
+    assert "| collectives, staged | passed | staging: shm was asked for |" in done.stdout
+
+
+def test_it_keeps_to_its_time() -> None:
+    done = run("--kind", "fake", "--only", "asked for", "--limit", "0")
+    assert done.returncode == 1
+    assert "| nccl asked for on one device | skipped | the 0 s are over |" in done.stdout
+    assert "no time for 1" in done.stdout
+
+
+def test_a_check_that_fails_costs_the_next_one_nothing() -> None:
+    with Partner("fake") as partner, place("fake") as where:
+        wrong = Check("fails there", idle, _fails)
+        done = run_check(wrong, "fake", where, partner)
+        assert done.word == "FAILED"
+        assert "in the other process" in done.text
+        assert "on purpose" in done.text
+        done = run_check(Check("works", idle, idle), "fake", where, partner)
+        assert done.word == "passed"
+
+
+async def _fails(comm: Worker, place: Place) -> str:
+    raise RuntimeError("on purpose")
 
 
 @pytest.mark.skipif(usable_runtime("cuda") is not None, reason="this machine has a CUDA device")

@@ -369,7 +369,8 @@ def everything(two: Two, fake: FakeAccelerator) -> bool:
     gc.collect()
     usual, other = fake.current_stream(0), fake.new_stream()
     fake.set_stream(other)
-    out = fake.late(torch.zeros_like(VALUES), ticks=20)
+    out = fake.tensor(torch.zeros_like(VALUES))  # memory of the usual one
+    fake.write(out, torch.zeros_like(VALUES), ticks=20)
     into = two.recv_tensor(out)
     fake.set_stream(usual)
     two.send_tensor(fake.late(VALUES, ticks=20))

@@ -122,17 +122,20 @@ class FakeAccelerator:
 
     def tensor(self, values: torch.Tensor, index: int = 0) -> torch.Tensor:
         """A copy of these values on a device; there at once, without any stream."""
+        return self._tensor(values, index, self._defaults[index])
+
+    def _tensor(self, values: torch.Tensor, index: int, owner: FakeStream) -> torch.Tensor:
         with self._lock:
-            stored = self._allocate(values.numel() * values.element_size(), index, self._defaults[index])
+            stored = self._allocate(values.numel() * values.element_size(), index, owner)
         flat = values.detach().contiguous().reshape(-1).view(torch.uint8)
         cpu_alias(stored).copy_(flat)
         typed = stored.view(values.dtype) if stored.numel() else torch.empty(0, dtype=values.dtype, device=stored.device)
         return typed.view(values.shape)
 
     def late(self, values: torch.Tensor, index: int = 0, stream: FakeStream | None = None, ticks: int | None = None) -> torch.Tensor:
-        """As `tensor`, but the values are written by an operation of this stream, the current one if none is named."""
+        """As `tensor`, but the values are written by an operation of this stream, the current one if none is named, whose memory it is."""
         stream = stream or self.current_stream(index)
-        target = self.tensor(torch.full_like(values, 0), index)
+        target = self._tensor(torch.full_like(values, 0), index, stream)
         self.write(target, values, stream, ticks)
         return target
 
@@ -408,7 +411,7 @@ class FakeAccelerator:
         if _in_loop():
             self._object("memory of another process is opened in the thread of a loop, which takes long")
         process, _, where = shared.handle.decode().partition("/")
-        if int(process) != os.getpid():
+        if process.isdigit() and int(process) != os.getpid():
             self._check_between()
             return self._open_from_another(where, shared, index)
         with self._lock:
