@@ -293,7 +293,7 @@ class Exchange:
             raise
         link.sender.send(out)
         if out.flags & Flag.TENSOR:
-            link.receiver.relieve_lockout()
+            link.receiver.lockout.look()
 
     def _withdraw(self, work: AsyncWork[Any]) -> None:
         out = work._detail
@@ -496,7 +496,7 @@ def cancel_receive(work: AsyncWork[Any]) -> None:
     receive.cancelled = True
     receive.work = None
     if receive.receiver is not None:
-        receive.receiver.cancel(receive)
+        receive.receiver.returns.cancel(receive)
 
 
 def _guarded(work: AsyncWork[Any], fn: Callable[..., None], args: tuple[Any, ...]) -> None:

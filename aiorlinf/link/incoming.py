@@ -108,7 +108,7 @@ class Receive(StreamOrdered):
 
     def give_back(self, value: Any) -> None:
         """The caller was cancelled between delivery and taking the value."""
-        self.receiver.give_back(self, value)
+        self.receiver.returns.give_back(self, value)
 
     @property
     def facts(self) -> dict[str, Any]:

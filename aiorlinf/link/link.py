@@ -155,7 +155,7 @@ class Link:
         self.mailbox: Mailbox = Mailbox(self, wildcards, orders)
         self.sender: Sender = Sender(home, config.chunk_bytes, local, remote)
         self.receiver: Receiver = Receiver(home, self.mailbox, config, local, remote)
-        self.receiver.tensor_sends_waiting = self.sender.tensors_waiting
+        self.receiver.lockout.sends_waiting = self.sender.tensors_waiting
         self.on_data: Callable[[int, int, memoryview], None] = self.receiver.on_data
         self._conn: FrameWriter | None = None
         self._on_end = on_end
@@ -242,16 +242,16 @@ class Link:
         elif kind == FrameType.OPEN:
             self.receiver.on_open(key, flags, body)
         elif kind == FrameType.START:
-            self.receiver.on_start(key, flags, body)
+            self.receiver.payloads.on_start(key, flags, body)
         elif kind == FrameType.END:
-            self.receiver.on_end(key, flags, body)
+            self.receiver.payloads.on_end(key, flags, body)
         elif kind == FrameType.GO:
             self.sender.on_go(key)
         elif kind == FrameType.ACCEPTED:
             self.sender.on_accepted(key)
             if flags & Flag.RELIEVED:
                 # The peer saw tensors waiting both ways; so did the message that it waits for itself.
-                self.receiver.relieve()
+                self.receiver.lockout.relieve()
         elif kind == FrameType.REFUSED:
             self.sender.on_refused(key, body)
         elif kind == FrameType.FLOW:
@@ -288,7 +288,7 @@ class Link:
             self.sender.devices.on_facts(facts)
 
     def on_chunk(self, message_id: int) -> Sink | DiscardSink:
-        return self.receiver.on_chunk(message_id)
+        return self.receiver.payloads.on_chunk(message_id)
 
     def on_writable(self) -> None:
         self.sender.pump.run()

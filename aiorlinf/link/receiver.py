@@ -1,37 +1,32 @@
-"""The receiving half of a link: matching, placing payloads, the window's reports.
+"""The receiving half of a link: matching, small messages, the window's reports.
 
-A message is matched when it is announced, delivered when it is complete. Its payload goes straight into its final memory: for
-`recv_tensor` the caller's own buffer, else memory of the worker's pool that becomes the received tensors.
-
-The lock-out rule: `send_tensor` is done when a `recv_tensor` takes it. If both workers send first and receive second, each would wait
-for the other for ever; so when tensors wait unmatched in both directions, they are accepted into our memory and their sends are done.
+A message is matched when it is announced, delivered when it is complete. Small ones come whole, and end here; for the payloads of larger
+ones see `link.payloads`, for what is cancelled `link.returns`, and for tensors that wait in both directions `link.lockout`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import orjson
-import torch
 
-from aiorlinf.codec.header import unpack_tried
 from aiorlinf.codec.pressure import installed_memory
-from aiorlinf.errors import AiorlinfError, ClosedError, Mismatch, RemoteError, UsageError, WireError
-from aiorlinf.link.coded_sink import CodedSink
+from aiorlinf.errors import AiorlinfError, Mismatch, UsageError, WireError
 from aiorlinf.link.delivery import Delivery, about, undecodable_fact
 from aiorlinf.link.incoming import Content, Incoming, ParcelReceive, Receive, Whole
+from aiorlinf.link.lockout import LockOut
 from aiorlinf.link.mailbox import Mailbox
-from aiorlinf.link.memory import byte_tensor, byte_view, copy_bytes, fresh_bytes
-from aiorlinf.link.shared_in import SharedIn, Views
-from aiorlinf.link.sink import DiscardSink, Sink
+from aiorlinf.link.payloads import Payloads, ReceiveLane
+from aiorlinf.link.returns import Returns
+from aiorlinf.link.shared_in import SharedIn
 from aiorlinf.link.window import FRAME_COST, ReceiveWindow
-from aiorlinf.wire.frames import MESSAGE_ID, OPEN_PREFIX, Flag, FrameType, Start, Via, frame
+from aiorlinf.wire.frames import MESSAGE_ID, OPEN_PREFIX, Flag, FrameType, frame
 from aiorlinf.wire.inline import decode_inline
 from aiorlinf.wire.leaves import read_spec
 from aiorlinf.wire.manifest import Limits, decode_manifest
-from aiorlinf.wire.tensor_header import check_tensor_fits, decode_tensor_spec, describe_spec, describe_tensor, sendable_leaf
+from aiorlinf.wire.tensor_header import check_tensor_fits, decode_tensor_spec, describe_spec, describe_tensor
 from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.finished import arrived
 
@@ -46,7 +41,7 @@ if TYPE_CHECKING:
     from aiorlinf.link.tracing import LinkTrace
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["ReceiveLane", "Receiver"]
+__all__ = ["Receiver"]
 
 log: logging.Logger = logging.getLogger("aiorlinf.link")
 
@@ -56,13 +51,6 @@ _OPENED_LIMIT = 1 << 16
 _MAX_TOTAL = (1 << 64) - 1
 _LARGE_BYTES = 1 << 30
 """Only from this size on it is worth asking how much memory there is."""
-
-
-class ReceiveLane(Protocol):
-    """The receiving end of a `PayloadLane`."""
-
-    def receive(self, generation: int, leaves: list[torch.Tensor], then: Callable[[BaseException | None], None]) -> bool:
-        """Receive these leaves in order, then call back once on the home thread. False if that generation is not there (any more)."""
 
 
 class Receiver:
@@ -76,7 +64,7 @@ class Receiver:
         messages, payload_bytes: received so far.
         mismatches: messages refused because the receive expected something else.
         opened: by message id, messages whose trailer has not come.
-        tensor_sends_waiting: asks the sending half whether a `send_tensor` of ours waits for its match.
+        lockout, payloads, returns: the parts of this half that have files of their own.
         on_late: called when a message is given back after the link has ended.
         trace: is told what happens, None: nobody is.
     """
@@ -96,17 +84,17 @@ class Receiver:
         self.payload_bytes: int = 0
         self.mismatches: int = 0
         self.opened: dict[int, Incoming] = {}
-        self.tensor_sends_waiting: Callable[[], bool] = lambda: False
         self.on_late: Callable[[], None] = lambda: None
         self.window: ReceiveWindow = ReceiveWindow(config.window_bytes)
         self.delivery: Delivery = Delivery(self, config.allow_pickle)
+        self.lockout: LockOut = LockOut(self)
+        self.returns: Returns = Returns(self)
+        self.payloads: Payloads = Payloads(self)
         self.configure(config)
         self._conn: FrameWriter | None = None
-        self._relieved = 0
         self._report_scheduled = False
         self._flowing: set[int] = set()
-        self._unmatched_tensors: set[Incoming] = set()
-        self._discard = DiscardSink()
+        self._unmatched = self.lockout.unmatched  # looked at for each message that nobody waits for
 
     def configure(self, config: CollectiveConfig) -> None:
         """Take over the bounds on what a peer can make us allocate."""
@@ -219,7 +207,7 @@ class Receiver:
             return
         receive = mailbox.waiting(key)
         if receive is None:
-            self._keep(Whole(key, order, bytes(body), cost))
+            self.keep(Whole(key, order, bytes(body), cost))
         elif receive.tensor_out is None:
             self._consume(cost)
             receive.order = order
@@ -246,7 +234,7 @@ class Receiver:
             self.match(receive, message)
         else:
             message.body = bytes(body)
-            self._keep(message)
+            self.keep(message)
 
     def on_open(self, key: int, flags: int, body: memoryview) -> None:
         """A larger message is announced."""
@@ -268,13 +256,13 @@ class Receiver:
         text = self._too_large(total, message.is_tensor)
         if text is not None:
             message.want_reply = True
-            self._refuse(message, {"why": "too large", "message": text})
+            self.refuse(message, {"why": "too large", "message": text})
             if receive is not None:
                 receive.fail(about(UsageError(text), receive))
         elif receive is not None:
             self.match(receive, message)
         else:
-            self._keep(message)
+            self.keep(message)
 
     def _too_large(self, total: int, is_tensor: bool) -> str | None:
         """Why a message of this size is refused before anything is allocated for it, None if it is not."""
@@ -300,40 +288,19 @@ class Receiver:
         content.head = head
         return content
 
-    def _keep(self, message: Incoming) -> None:
+    def keep(self, message: Incoming) -> None:
         """Nobody waits for it yet."""
         if message.is_tensor and message.want_reply:
-            self._unmatched_tensors.add(message)
+            self._unmatched.add(message)
         elif message.complete:
             self.accept(message)
         self.mailbox.keep(message)
-        if self._unmatched_tensors:
-            self.relieve_lockout()
+        if self._unmatched:
+            self.lockout.look()
         if self._conn is None:
             self.on_late()
 
-    def relieve_lockout(self) -> None:
-        """Apply the lock-out rule; also called when a `send_tensor` of ours starts to wait."""
-        if self._unmatched_tensors and self.tensor_sends_waiting():
-            self.relieve()
-
-    def relieve(self) -> None:
-        """Accept the tensors that wait unmatched, as far as our memory goes: now, or when their payload is complete."""
-        for message in sorted(self._unmatched_tensors, key=lambda message: message.order):
-            content = message.content
-            assert content is not None
-            if message.complete:
-                self._unmatched_tensors.discard(message)
-                self.accept(message, Flag.RELIEVED)
-            elif content.attempt:
-                content.relief = True  # its payload is on the way within the window, or in memory of the peer
-            elif not content.asked and self._relieved + content.total <= self.window.size:
-                content.relief = True
-                content.relieved = content.total
-                self._relieved += content.total
-                self._ask(message, content)
-
-    def _ask(self, message: Incoming, content: Content) -> None:
+    def ask(self, message: Incoming, content: Content) -> None:
         if not content.asked and not content.attempt:
             content.asked = True
             self.reply(FrameType.GO, message.message_id)
@@ -345,9 +312,9 @@ class Receiver:
             # At once, not with what the program may say next: until then it may block the loop, and the sender would wait for it.
             self.reply(FrameType.ACCEPTED, message.message_id, flags=flags)
 
-    def _refuse(self, message: Incoming, fact: dict[str, Any]) -> None:
+    def refuse(self, message: Incoming, fact: dict[str, Any]) -> None:
         """Tell the sender, and throw away what is still to come."""
-        self._relieve(message)
+        self.lockout.free(message)
         message.body = None
         if message.message_id in self.opened:
             assert message.content is not None
@@ -460,83 +427,31 @@ class Receiver:
         receive.order = message.order
         if self.trace is not None:
             self.trace.matched(receive, message)
-        self._unmatched_tensors.discard(message)
+        self._unmatched.discard(message)
         wrong = _mismatch(receive, message)
         if wrong is not None:
             self.mismatches += 1
             sent, expected = wrong
-            self._refuse(message, {"why": "mismatch", "sent": sent, "expected": expected})
+            self.refuse(message, {"why": "mismatch", "sent": sent, "expected": expected})
             receive.fail(about(Mismatch(sent, expected), receive))
             return
         if not message.is_tensor and message.key not in self._flowing:
             self._flow(message.key)
         if message.complete:
-            self._deliver(receive, message)
+            self.deliver(receive, message)
             return
         receive.message = message
         message.receive = receive
         content = message.content
         assert content is not None
-        self._ask(message, content)
+        self.ask(message, content)
 
-    def _deliver(self, receive: Receive, message: Incoming) -> None:
+    def deliver(self, receive: Receive, message: Incoming) -> None:
         receive.message = None
         message.receive = None
-        self._relieve(message)
+        self.lockout.free(message)
         self.consume(message)
         self.delivery.deliver(receive, message)
-
-    def _relieve(self, message: Incoming) -> None:
-        content = message.content
-        if content is not None and content.relieved:
-            self._relieved -= content.relieved
-            content.relieved = 0
-
-    # ---- payload
-
-    def on_start(self, message_id: int, flags: int, body: memoryview) -> None:
-        """The payload begins (again)."""
-        message = self.opened.get(message_id)
-        if message is None:
-            raise WireError(f"the payload of an unknown message {message_id} begins")
-        start = Start.decode(body)
-        if self.trace is not None:
-            self.trace.coming(message, start.via)
-        content = message.content
-        assert content is not None
-        if flags & Flag.CHARGED and not content.attempt:
-            message.charged = content.total + FRAME_COST
-            self.window.arrive(message.charged)
-            if content.refused:
-                self.consume(message)
-        content.attempt += 1
-        content.ended = False
-        content.lane_pending = False
-        if start.via == Via.SHM:
-            self._start_shared(message, content, start)
-            return
-        if start.via in (Via.IPC, Via.NCCL):
-            if self.devices is None:
-                raise WireError("a payload for an accelerator, but this side has told of none")
-            self.devices.start(message, content, start)
-            return
-        if start.via == Via.CODED:
-            self._start_coded(message, content, start)
-            return
-        around = start.via == Via.GLOO
-        if content.refused:
-            if around:  # a started transfer must be taken off its lane, in order
-                content.allocate(self.pool)
-                self._start_lane(message, content, start)
-            return
-        receive = message.receive
-        if receive is not None and receive.memory is not None and receive.memory.is_cpu and not content.tensors:
-            content.place_into(receive.memory)
-        elif not content.tensors and not self._allocate(message, content):
-            return
-        content.sink = Sink([byte_view(tensor) for tensor in content.split(start.threshold if around else None)[1]])
-        if around:
-            self._start_lane(message, content, start)
 
     def still_open(self, message: Incoming) -> bool:
         """Its payload is still awaited."""
@@ -545,312 +460,17 @@ class Receiver:
     def around_over(self, message: Incoming) -> None:
         """What came around the stream is here."""
         assert message.content is not None
-        self._check_complete(message, message.content)
-
-    def _allocate(self, message: Incoming, content: Content) -> bool:
-        """Memory for the payload. False: there is none, and the message is refused."""
-        try:
-            content.allocate(self.pool)
-        except (RuntimeError, MemoryError) as error:  # torch raises the first, the pool's mappings the second
-            content.tensors = []
-            text = f"no memory for a message of {content.total} bytes"
-            receive, message.receive = message.receive, None
-            self._unmatched_tensors.discard(message)
-            self.mailbox.remove(message)
-            self._refuse(message, {"why": "too large", "message": text})
-            if receive is not None:
-                receive.message = None
-                failure = about(UsageError(text), receive)
-                failure.__cause__ = error
-                receive.fail(failure)
-            return False
-        return True
-
-    def _start_shared(self, message: Incoming, content: Content, start: Start) -> None:
-        """The payload is there already, in memory of the peer."""
-        shared = self.shared
-        place = memoryview(start.place)
-        if shared is None:
-            raise WireError("a payload in shared memory, but this side has none")
-        if content.refused:
-            shared.refuse(place, content.sizes())
-            return
-        attempt = content.attempt
-        content.lane_pending = True
-
-        def placed(tensors: Views | None) -> None:
-            if content.attempt != attempt or self.opened.get(message.message_id) is not message:
-                return
-            if tensors is None:
-                self.reply(FrameType.AGAIN, message.message_id)
-                return
-            content.tensors, content.held = list(tensors), tensors.held
-            content.direct = False
-            content.sink = Sink([])
-            content.lane_pending = False
-            self._check_complete(message, content)
-
-        shared.place(content.sizes(), place, placed)
-
-    def _start_coded(self, message: Incoming, content: Content, start: Start) -> None:
-        """The payload comes over the stream, some leaves of it compressed."""
-        if self.coding is None or content.manifest is None:
-            raise WireError("a compressed payload, but this side does not compress" if self.coding is None else "a compressed send_tensor")
-        tried = unpack_tried(start.place, len(content.manifest.specs))
-        if content.refused:
-            return
-        if not content.tensors and not self._allocate(message, content):
-            return
-        content.sink = self.coding.sink(self, message.message_id, list(zip(map(byte_view, content.tensors), tried, strict=True)))
-        content.sink.spans = None if self.trace is None else []
-
-    def coded_wanted(self, sink: CodedSink) -> bool:
-        message = self.opened.get(sink.message_id)
-        content = None if message is None else message.content
-        return content is not None and content.sink is sink and not content.refused
-
-    def coded_settled(self, sink: CodedSink) -> None:
-        message = self.opened.get(sink.message_id)
-        if message is not None and message.content is not None and message.content.sink is sink:
-            self._check_complete(message, message.content)
-
-    def _start_lane(self, message: Incoming, content: Content, start: Start) -> None:
-        attempt = content.attempt
-        content.lane_pending = True
-
-        def finished(error: BaseException | None) -> None:
-            if content.attempt != attempt or self.opened.get(message.message_id) is not message:
-                return
-            if error is not None:
-                self.reply(FrameType.AGAIN, message.message_id)
-                return
-            content.lane_pending = False
-            if content.borrowed:
-                content.borrowed = False
-                self._own(content)
-            self._check_complete(message, content)
-
-        lane = self.lane
-        if lane is None or not lane.receive(start.generation, content.split(start.threshold)[0], finished):
-            self.reply(FrameType.AGAIN, message.message_id)
-
-    def on_chunk(self, message_id: int) -> Sink | DiscardSink:
-        """A piece of a payload begins; where it goes."""
-        message = self.opened.get(message_id)
-        content = None if message is None else message.content
-        if content is None or content.refused:
-            return self._discard
-        if content.sink is None:
-            raise WireError(f"payload of message {message_id} comes before its START")
-        return content.sink
-
-    def on_end(self, message_id: int, flags: int, body: memoryview) -> None:
-        """The trailer."""
-        message = self.opened.get(message_id)
-        if message is None:
-            if flags & Flag.WITHDRAWN:
-                self._withdrawn_whole(message_id)
-            return
-        content = message.content
-        assert content is not None
-        if content.refused:
-            del self.opened[message_id]
-        elif flags & Flag.WITHDRAWN:
-            del self.opened[message_id]
-            self._withdrawn(message)
-        elif flags & Flag.VOID:
-            del self.opened[message_id]
-            self._void(message, bytes(body[:4096]).decode("utf-8", "replace"))
-        else:
-            content.ended = True
-            self._check_complete(message, content)
-
-    def _check_complete(self, message: Incoming, content: Content) -> None:
-        if not content.ended or content.lane_pending:
-            return
-        if content.refused:
-            self.opened.pop(message.message_id, None)  # it was refused after its trailer had come: nothing more will
-            return
-        sink = content.sink
-        if type(sink) is CodedSink:
-            sink.end()
-            if not sink.settled:
-                return
-            if sink.error is not None:
-                self._corrupt(message, sink.error)
-                return
-        if sink is None or sink.done != sink.total:
-            raise WireError(f"message {message.message_id} ends after {sink.done if sink else 0} bytes of {content.total}")
-        if self.trace is not None:
-            self.trace.there(message)
-        message.complete = True
-        del self.opened[message.message_id]
-        if content.whole:
-            message.body = byte_view(content.tensors[0]) if content.total else b""
-        receive = message.receive
-        if receive is not None:
-            self._deliver(receive, message)
-        elif message.is_tensor:
-            if content.relief:
-                self._unmatched_tensors.discard(message)
-                self.accept(message, Flag.RELIEVED)
-            else:
-                self.relieve_lockout()
-        else:
-            self.accept(message)
-
-    def _corrupt(self, message: Incoming, error: AiorlinfError) -> None:
-        """What was compressed is not what was sent: an error on both sides, for this message only."""
-        del self.opened[message.message_id]
-        self.refuse_reply(message, {"why": "corrupt", "message": f"the payload arrived damaged: {error.message}", "type": "WireError"})
-        self._spoil(message, error)
-
-    def _withdrawn_whole(self, message_id: int) -> None:
-        """The sender cancelled a message that is here already: it can be withdrawn until somebody takes it."""
-        for message in self.mailbox.all_queued():
-            if message.message_id == message_id:
-                # Its sender may have heard from us that it is here. Said before its memory goes back, which tells the two cases apart.
-                self.reply(FrameType.REFUSED, message_id, orjson.dumps({"why": "withdrawn"}))
-                self._withdrawn(message)
-                return
-
-    def _withdrawn(self, message: Incoming) -> None:
-        """The sender cancelled: as if the message had never come."""
-        self._unmatched_tensors.discard(message)
-        self.mailbox.remove(message)
-        self._relieve(message)
-        self.consume(message)
-        message.content = message.body = None  # an inbox may remember the message for a while
-        receive, message.receive = message.receive, None
-        if receive is None:
-            return
-        receive.message = None
-        for following in self._matched_after(message):
-            # Each gets what the next one waited for, so that order stays strict.
-            later = following.receive
-            if later is None:
-                continue
-            self._unmatch(later, following)
-            self.match(receive, following)
-            receive = later
-            if receive.cancelled:
-                return
-        self._wait_on(receive)
-
-    def _wait_on(self, receive: Receive) -> None:
-        """The message of this receive was withdrawn: it gets the next one."""
-        key = receive.key
-        if receive.with_sender:
-            wildcard = self.mailbox.wildcards.get(key)
-            if wildcard is None:
-                receive.fail(about(ClosedError("the inbox was closed"), receive))
-            else:
-                wildcard.again(receive)
-            return
-        following = self.mailbox.first(key)
-        if following is not None:
-            self.match(receive, following)
-        else:
-            self.mailbox.post(key, receive, at_head=True)
-
-    def _matched_after(self, message: Incoming) -> list[Incoming]:
-        """Later messages of the same stream that are on their way to a receive, oldest first."""
-        key, order = message.key, message.order
-        later = [other for other in self.opened.values() if other.receive is not None and other.key == key and other.order > order]
-        return sorted(later, key=lambda other: other.order)
-
-    def _void(self, message: Incoming, text: str) -> None:
-        """The sender failed in the middle: the message is an error for whoever receives it."""
-        message.want_reply = False
-        self._spoil(message, RemoteError(f"the sender failed: {text}"))
-
-    def _spoil(self, message: Incoming, error: AiorlinfError) -> None:
-        """The message becomes an error for whoever receives it."""
-        self._unmatched_tensors.discard(message)
-        self._relieve(message)
-        message.content = None
-        message.error = error
-        message.complete = True
-        receive = message.receive
-        if receive is not None:
-            self._deliver(receive, message)
-
-    # ---- cancelling and ends
-
-    def cancel(self, receive: Receive) -> None:
-        """The caller cancelled before the message was delivered: the message, if one was matched, goes back to its place."""
-        message = receive.message
-        if message is None:
-            self.mailbox.withdraw(receive.key, receive)
-            return
-        self._unmatch(receive, message)
-        self.offer(message)
-
-    def _unmatch(self, receive: Receive, message: Incoming) -> None:
-        receive.message = None
-        message.receive = None
-        content = message.content
-        if content is not None and content.copying is not None:
-            content.copying.stop()
-            content.copying = None
-        if content is not None and content.direct:
-            content.direct = False
-            if content.lane_pending:
-                # The transfer cannot be recalled: it goes on into the caller's memory, and is copied from there at its end.
-                content.borrowed = True
-            elif content.sink is not None and content.sink.total:
-                fresh = fresh_bytes(content.total, self.pool)
-                content.sink.redirect([byte_view(fresh)])
-                content.tensors = [fresh]
-            elif content.tensors:
-                self._own(content)  # a lane has delivered it, and the trailer has not come yet
-
-    def _own(self, content: Content) -> None:
-        """Copy what a lane has written to a caller's memory, at once: from now on he may write to it himself."""
-        fresh = fresh_bytes(content.total, self.pool)
-        copy_bytes(fresh, content.tensors[0])
-        content.tensors = [fresh]
-
-    def give_back(self, receive: Receive, value: Any) -> None:
-        """The caller was cancelled between delivery and taking the value: the message goes back to its place."""
-        if receive.opaque:
-            self.offer((value[1] if receive.with_sender else value).message(receive.key, receive.order))
-            return
-        is_tensor = receive.tensor_out is not None
-        message = Incoming(receive.key, receive.order, 0, is_tensor=is_tensor, want_reply=False)
-        message.complete = True
-        if is_tensor and not value.is_cpu:
-            message.content = Content(None, sendable_leaf(value).spec, value.nbytes)
-            message.content.tensors = [self.delivery.landing.snapshot(value)]
-        elif is_tensor:
-            message.body = bytes(byte_view(byte_tensor(value))) if value.numel() else b""
-            message.content = Content(None, sendable_leaf(value).spec, len(message.body))
-        else:
-            message.value = [value[1] if receive.with_sender else value]
-        self.offer(message)
-
-    def offer(self, message: Incoming) -> None:
-        """Nobody has it any more: it goes to the next receive, that one's message to the one after it, and so on."""
-        for following in self._matched_after(message):
-            later = following.receive
-            if later is not None:
-                self._unmatch(later, following)
-                self.match(later, message)
-                message = following
-        receive = self.mailbox.waiting(message.key)
-        if receive is not None:
-            self.match(receive, message)
-        else:
-            self._keep(message)
+        self.payloads.check_complete(message, message.content)
 
     def fail_all(self, make_error: Callable[[], AiorlinfError]) -> None:
         """The link has ended: messages that are complete can still be received, everything else has failed."""
         self._conn = None
         if self.shared is not None:
             self.shared.close()
-        opened, self.opened = self.opened, {}
-        self._unmatched_tensors.clear()
-        for message in opened.values():
+        opened = list(self.opened.values())
+        self.opened.clear()
+        self._unmatched.clear()
+        for message in opened:
             content = message.content
             receive, message.receive = message.receive, None
             self.mailbox.remove(message)

@@ -26,7 +26,7 @@ from aiorlinf.errors import (
     UnsupportedObject,
     UsageError,
 )
-from aiorlinf.link import table
+from aiorlinf.link import connecting
 from aiorlinf.manager import dial
 from aiorlinf.manager.service import ManagerService
 from aiorlinf.testing import procfs
@@ -131,7 +131,7 @@ def test_bad_arguments_of_init(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.asyncio
 async def test_waiting_for_a_worker_that_does_not_come(monkeypatch: pytest.MonkeyPatch, complaints: list[str]) -> None:
     """It is said in the log, and by the error of an operation whose own limit passes."""
-    monkeypatch.setattr(table, "_SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(connecting, "_SILENCE_SECONDS", 0.1)
     async with init("a:0") as a:
         with pytest.raises(DeadlineExceeded, match="c:0 did not join the job within"):
             await a.recv("c:0", timeout=0.3)

@@ -78,12 +78,12 @@ async def test_of_a_worker_that_is_gone_a_small_record_is_kept() -> None:
         table = b._table
         assert len(links) >= 5
         assert [link() for link in links if link() is not None] == []
-        assert len(table._ended) == 5
+        assert len(table.lives.ended) == 5
         for _ in range(3):
             async with init("a:0", manager=b.manager_address, token=b.token) as a:
                 await a.send(0, "b:0")
                 await b.recv("a:0")
-        assert len(table._links_had) == 5
+        assert len(table.lives._links_had) == 5
         with pytest.raises((PeerLeft, PeerLost)):
             await b.recv("a:0", timeout=10)
 
@@ -92,7 +92,8 @@ async def test_of_a_worker_that_is_gone_a_small_record_is_kept() -> None:
 async def test_a_worker_that_was_pushed_out_before_its_connection_was_made_tries_again(complaints: list[str]) -> None:
     """Hundreds of strangers in one turn of the loop: whoever is dropped must notice, be it a worker or a stranger."""
     async with init("b:0", config={"cluster": {"network": {"handshake_timeout_s": 1.0}}}) as b:
-        (port,) = [door._listener.getsockname()[1] for door in b._table._doors if door._listener.family == socket.AF_INET]
+        assert b._table._acceptor is not None
+        (port,) = [door._listener.getsockname()[1] for door in b._table._acceptor.doors if door._listener.family == socket.AF_INET]
         strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]  # our loop stands still meanwhile
         try:
             async with init("a:0", manager=b.manager_address, token=b.token) as a:

@@ -655,13 +655,13 @@ class Model:
             assert sender.pump._draining == []
             assert not sender.tensors_waiting()
             assert receiver.opened == {}
-            assert receiver._unmatched_tensors == set()
+            assert receiver.lockout.unmatched == set()
             if not self.stopped[index]:
                 assert len(side.link.mailbox) == 0
                 assert side.link.mailbox.posted_keys() == []
             if whole:
                 assert receiver.window.outstanding == 0
-                assert receiver._relieved == 0
+                assert receiver.lockout.spent == 0
                 assert peer._charged == receiver.window.consumed
                 assert peer._consumed == peer._charged
 

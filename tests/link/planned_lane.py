@@ -25,7 +25,7 @@ class _Transfer(NamedTuple):
 
 
 class PlannedLane:
-    """Both ends of one direction: meets `link.ways.PayloadLane` and `link.receiver.ReceiveLane`.
+    """Both ends of one direction: meets `link.ways.PayloadLane` and `link.payloads.ReceiveLane`.
 
     Like a pair of Gloo process groups it moves transfers in the order in which each side posted them, and fails all later ones
     of a generation when one has failed.

@@ -245,7 +245,8 @@ def test_where_nobody_listens_any_more_the_peer_is_dead_at_once(run: Callable[..
     async def scenario() -> None:
         async with two() as (a, b):
             waiting = a.recv("b:0")
-            b._table._stop_serving()  # as when its process ends
+            assert b._table._acceptor is not None
+            b._table._acceptor.close()  # as when its process ends
             cut(b, "a:0")
             with pytest.raises(PeerLost, match=r"ended without a goodbye|its connection broke"):
                 await asyncio.wait_for(waiting, 5)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-import aiorlinf.link.table as module
+import aiorlinf.link.accepting as module
 from aiorlinf import Worker, init
 from aiorlinf.address import WorkerAddress
 from aiorlinf.errors import ClosedError, PeerLeft, PeerLost, RendezvousError, UsageError
@@ -88,8 +88,8 @@ async def test_all_connect_to_all_at_once(problems: list[dict[str, Any]]) -> Non
             for worker in members:
                 assert sorted(link.remote for link in worker._table.links()) == sorted(set(names) - {worker.address})
                 assert all(link.state is LinkState.UP for link in worker._table.links())
-                assert worker._table._dialling == set()
-                await until(lambda worker=worker: not worker._table._connects)  # type: ignore[misc]
+                assert worker._table._connector.dialling == set()
+                await until(lambda worker=worker: not worker._table._connector.attempts)  # type: ignore[misc]
 
 
 @pytest.mark.asyncio
@@ -285,7 +285,9 @@ async def test_a_new_life_is_connected_to_on_next_use(problems: list[dict[str, A
 async def test_strangers_cannot_keep_peers_out(problems: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_UNPROVEN", 5)
     async with workers("a:0", "b:0") as (a, b):
-        door = b._table._doors[0]
+        acceptor = b._table._acceptor
+        assert acceptor is not None
+        door = acceptor.doors[0]
         port = door._listener.getsockname()[1]
         strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
         await until(lambda: door.quiet == 5)
@@ -294,7 +296,7 @@ async def test_strangers_cannot_keep_peers_out(problems: list[dict[str, Any]], m
         await sent
         for _, writer in strangers:
             writer.close()
-        await until(lambda: not b._table._unproven and not door.quiet)
+        await until(lambda: not acceptor.unproven and not door.quiet)
 
 
 @pytest.mark.asyncio
