@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 
@@ -23,7 +23,7 @@ from aiorlinf.collective.pair_calls import PairCalls
 from aiorlinf.collective.peer_calls import PeerCalls
 from aiorlinf.config import JobConfig
 from aiorlinf.device.registry import parse_device
-from aiorlinf.errors import AiorlinfError, ClosedError, DeclaredDead, UsageError
+from aiorlinf.errors import AiorlinfError, ClosedError, DeclaredDead, UnsupportedObject, UsageError
 from aiorlinf.link import diagnosis
 from aiorlinf.link.enrolment import Enrolment
 from aiorlinf.link.launched import FLUSH_S, ending, heed_launcher
@@ -32,6 +32,7 @@ from aiorlinf.link.pending import PendingOperation
 from aiorlinf.link.report import make_report
 from aiorlinf.link.table import LinkTable
 from aiorlinf.link.trace import TraceCalls
+from aiorlinf.link.unclosed import Unclosed
 from aiorlinf.link.worker_stats import WorkerStats, count_worker
 from aiorlinf.manager.lifeline import Lifeline
 from aiorlinf.manager.membership import Membership
@@ -132,7 +133,8 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
     """One member of a job. Made by `init`.
 
     Use it as ``async with aiorlinf.init(...) as comm``, as ``comm = await aiorlinf.init(...)`` with ``await comm.close()`` at the
-    end, or, when it lives in a thread of its own, as ``with aiorlinf.init(...) as comm``.
+    end, or, when it lives in a thread of its own, as ``with aiorlinf.init(...) as comm``. One that lives on a loop of yours and is never
+    closed is a ResourceWarning when it is collected, or at the end of the program; one in a thread may end with the program.
 
     Attributes:
         address: ours.
@@ -151,6 +153,7 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
         self._streams: set[Membership] = set()
         self._ready: asyncio.Future[tuple[Self, Lifeline]] = home.loop.create_future()
         self._started: AsyncWork[None] = AsyncWork(home, "init", abort=lambda _: None)
+        self._unclosed = None if thread is not None else Unclosed(self, str(settings.address), self._started)
         config = settings.config or JobConfig()
         self._table = LinkTable(home, settings.address, self._ready)
         self._table.device = device
@@ -434,6 +437,9 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
         """
         return make_report(self._table, self.home, lambda: [] if self._host is None else seen_channels(self._host))
 
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedObject("a worker cannot be sent or pickled", hint="send its address, or what its stats() gives")
+
     def __repr__(self) -> str:
         if self._closing is not None:
             state = "closed" if self._closing.done() else "closing"
@@ -459,6 +465,8 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
         if self.home.on_home():
             self._channels.close(self._failure)  # what goes back to a channel is still sent
         self._exchange.close()
+        if self._unclosed is not None:
+            self._unclosed.take_back()
         work = _Closing(self.home, "close")
         self._closing = work
         if self._thread is not None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["find", "narrow"]
+__all__ = ["find", "narrow", "stays"]
 
 _VISITS_MAX = 100_000
 _TRIALS_MAX = 10_000
 _DEPTH_MAX = 50
 _SIMPLE = (str, bytes, bytearray, int, float, complex, type(None))
+_INTERNAL = (sys.stdlib_module_names | {"aiorlinf", "uvloop"}) - {"argparse", "builtins", "collections", "functools", "types"}
+"""Packages whose objects have insides that mean nothing to a user, without those that hold what users put into them."""
+
+
+def stays(part: Any) -> bool:
+    """Whether it is something that lives in its process: an event loop, a thread, a channel, and not what a user has put together."""
+    return not isinstance(part, Mapping | list | tuple | deque | set | frozenset) and type(part).__module__.partition(".")[0] in _INTERNAL
 
 
 def _children(obj: Any) -> Iterator[tuple[str, Any]]:
@@ -59,20 +67,21 @@ def find(root: Any, wanted: object) -> str | None:
     return None
 
 
-def narrow(root: Any, fails: Callable[[Any], bool]) -> str:
-    """The path of the deepest part that still fails by itself, following the first failing one from level to level."""
+def narrow(root: Any, fails: Callable[[Any], bool]) -> tuple[str, Any]:
+    """The deepest part that still fails by itself, and its path, following the first failing one from level to level. It does not go into
+    what stays in its process: nobody knows its own program in there."""
     path, part = "obj", root
     seen: set[int] = {id(root)}
     trials = 0
     for _ in range(_DEPTH_MAX):
-        for step, child in _parts(part):
+        for step, child in () if stays(part) else _parts(part):
             trials += 1
             if trials > _TRIALS_MAX:
-                return path
+                return path, part
             if id(child) not in seen and fails(child):
                 path, part = path + step, child
                 seen.add(id(child))
                 break
         else:
-            return path
-    return path
+            return path, part
+    return path, part

@@ -88,13 +88,17 @@ def _plain(obj: Any) -> Flat:
 def _pickled(obj: Any) -> Flat:
     try:
         segments, leaves, gaps = pickled.dump(obj)
-    except (Refused, UnsupportedObject):
+    except Refused:
         raise
+    except UnsupportedObject as error:  # something in it says so of itself
+        path, _ = paths.narrow(obj, _fails)
+        raise UnsupportedObject(f"{path}: {error.message}", path=path, hint=error.hint) from error
     except RecursionError as error:
         raise UnsupportedObject("obj is nested too deeply to be pickled", path="obj") from error
     except Exception as error:  # the classes' own code runs here and may raise anything
-        path = paths.narrow(obj, _fails)
-        raise UnsupportedObject(f"{path} cannot be pickled: {type(error).__name__}: {error}", path=path) from error
+        path, part = paths.narrow(obj, _fails)
+        what = f"it is a {type(part).__qualname__}, which stays in its process: " if paths.stays(part) else ""
+        raise UnsupportedObject(f"{path} cannot be pickled: {what}{type(error).__name__}: {error}", path=path) from error
     kind = Kind.OBJECT
     if leaves and hasattr(type(obj), "__dataclass_fields__") and any(leaf.tensor is not None for leaf in leaves):
         kind = Kind.DATACLASS

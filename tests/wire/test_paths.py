@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import dataclasses
+import threading
+import types
 from collections import OrderedDict, deque, namedtuple
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+import uvloop
 
 from aiorlinf.wire import paths
-from aiorlinf.wire.paths import find, narrow
+from aiorlinf.wire.paths import find, narrow, stays
 
 __all__: list[str] = []
 
@@ -73,16 +78,27 @@ def contains(part: Any) -> bool:
 
 
 def test_narrow_follows_the_failing_part() -> None:
-    assert narrow([1, (2, [WANTED])], contains) == "obj[1][1][0]"
-    assert narrow(WANTED, contains) == "obj"
+    assert narrow([1, (2, [WANTED])], contains) == ("obj[1][1][0]", WANTED)
+    assert narrow(WANTED, contains) == ("obj", WANTED)
 
 
 def test_narrow_ends() -> None:
     deep: Any = WANTED
     for _ in range(200):
         deep = [deep]
-    assert narrow(deep, contains) == "obj" + "[0]" * 50
-    assert narrow([*range(20_000), WANTED], contains) == "obj"
+    assert narrow(deep, contains)[0] == "obj" + "[0]" * 50
+    assert narrow([*range(20_000), WANTED], contains)[0] == "obj"
     loop: list[Any] = []
     loop.append(loop)
-    assert narrow(loop, lambda part: True) == "obj"
+    assert narrow(loop, lambda part: True)[0] == "obj"
+
+
+def test_narrow_does_not_go_into_what_lives_in_its_process() -> None:
+    """An event loop has handles of the program's own callbacks in it, a thread has locks."""
+    for alive in (asyncio.new_event_loop(), uvloop.new_event_loop(), threading.Thread()):
+        assert narrow({"a": Free([1, alive])}, lambda part: part != 1) == ("obj['a'].x[1]", alive)
+        assert stays(alive)
+        if isinstance(alive, asyncio.AbstractEventLoop):
+            alive.close()
+    for holds in (types.SimpleNamespace(x=WANTED), argparse.Namespace(x=WANTED), Free(WANTED), Slotted(WANTED)):
+        assert narrow([holds], lambda part: part is not None) == ("obj[0].x", WANTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import gc
 import weakref
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 
+from aiorlinf import init
 from aiorlinf.errors import InternalError, NonContiguousTensor, UnsupportedObject
 from aiorlinf.wire.manifest import decode_manifest, encode_manifest
 from aiorlinf.wire.tree import Kind, flatten, rebuild
@@ -471,3 +473,22 @@ def test_large_bytes_are_not_copied() -> None:
     flat = flatten(["x", blob, {"again": blob}])
     raw = [leaf.raw for leaf in flat.leaves]
     assert [view.obj is blob for view in raw if view is not None] == [True]
+
+
+@pytest.mark.asyncio
+async def test_what_lives_in_this_process_is_named_where_it_is() -> None:
+    async with init("a:0") as comm:
+        loop = asyncio.get_running_loop()
+        group = comm.collective.create_collective_group(["a:0", "b:0"])
+        waiting = comm.recv("a:0")
+        for alive, said in (
+            (loop, f"cannot be pickled: it is a {type(loop).__name__}, which stays in its process"),
+            (comm, "a worker cannot be sent or pickled (hint: send its address"),
+            (group, "cannot be pickled: it is a CollectiveGroup, which stays in its process"),
+            (waiting, "a work (recv) cannot be sent or pickled"),
+        ):
+            with pytest.raises(UnsupportedObject) as caught:
+                comm.send({"step": 1, "parts": [alive]}, "a:0")
+            assert caught.value.path == "obj['parts'][0]"
+            assert said in str(caught.value)
+        waiting.cancel()
