@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aiorlinf.channel import opening
 from aiorlinf.channel.hub import ChannelHub, Role
 from aiorlinf.channel.settings import ChannelSettings, PolicySource, check_name
+from aiorlinf.errors import AiorlinfError
 from aiorlinf.work.base import DONE, AsyncWork
 from aiorlinf.work.steps import AsyncFuncWork
 
@@ -139,7 +140,12 @@ class ChannelCalls:
 
         @functools.wraps(fn)
         async def open_it() -> Channel:
-            channel = await fn()
+            try:
+                channel = await fn()
+            except AiorlinfError:
+                if work.done():  # it was given up meanwhile: nobody is left whom this could be told
+                    raise asyncio.CancelledError from None
+                raise
             task = asyncio.current_task()
             assert task is not None
             task.add_done_callback(lambda _: _give_up(channel) if work.done() and work._state != DONE else None)  # after the work's own

@@ -233,6 +233,9 @@ class AsyncWork(Generic[T]):
 
     def _take_back(self) -> bool:
         """Cancel a done work whose value nobody has taken or is about to take."""
+        if self._state == FAILED:
+            self._value.seen = True  # who gives it up, or is cancelled as he waits, wants to hear nothing more of it
+            return False
         with _claim:
             give_back = self._give_back
             if give_back is None or self._claims > 0 or self._state != DONE:
