@@ -14,6 +14,7 @@ from aiorlinf.completion import SHELLS, completion_script
 from aiorlinf.errors import AiorlinfError, ConfigError, UsageError
 from aiorlinf.launch import manager_command, run_command, topology_command
 from aiorlinf.observe import config_command, trace_command
+from aiorlinf.observe.bench import command as bench_command
 from aiorlinf.observe.doctor import command as doctor_command
 from aiorlinf.observe.metrics import command as metrics_command
 from aiorlinf.observe.top import command as top_command
@@ -30,6 +31,7 @@ examples:
   aiorlinf trace merge traces                           one picture of what `aiorlinf run --trace traces` has recorded
   aiorlinf doctor                                       check this machine; with --listen and --peer, two of them
   aiorlinf topology                                     where the workers of the job are, and what a broadcast would do
+  aiorlinf bench                                        how fast two workers exchange messages here
   aiorlinf config check job.yaml                        say what is wrong with a configuration
   aiorlinf config show job.yaml                         print every key with its meaning, its value, and where that comes from
   eval "$(aiorlinf completion bash)"                    let the shell complete this command; also zsh and fish
@@ -78,6 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     metrics_command.add_parser(commands)
     doctor_command.add_parser(commands)
     topology_command.add_parser(commands)
+    bench_command.add_parser(commands)
     config_command.add_parser(commands)
     _add_completion(commands)
     return parser

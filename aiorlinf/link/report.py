@@ -29,7 +29,7 @@ _TAGS = 8
 
 _OF_A_LINK = (
     *("remote", "incarnation", "state", "backend", "reason", "device_backend", "pending_sends", "unread_messages"),
-    *("messages_sent", "messages_received", "bytes_sent", "bytes_received", "around_bytes_sent", "mismatches"),
+    *("messages_sent", "messages_received", "bytes_sent", "bytes_received", "around_bytes_sent", "mismatches", "reconnects"),
 )
 
 
@@ -37,12 +37,14 @@ def make_report(table: LinkTable, home: LoopHome, channels: Callable[[], list[di
     """What the worker is doing. Any thread; from another one than the worker's it may raise RuntimeError, and can be tried again.
 
     `clock` is this process's monotonic time in seconds, so that two reports give rates. `pending` are the oldest operations, as
-    `PendingOperation` has them; `links` have most of what `LinkStats` has, and some of the tags of what is unread; `channels` is what is
-    given for those held here. `..._total` say how many there are if not all of them are told of.
+    `PendingOperation` has them; `links` have most of what `LinkStats` has, and some of the tags of what is unread; `ended_links` are those
+    of `EndedLinks` that ended last; `channels` is what is given for those held here. `..._total` say how many there are if not all of them
+    are told of.
     """
     operations = sorted(pending(table), key=lambda each: -(each.elapsed_s or 0.0))
     hidden = hidden_contexts(table)
     links = [{**_link(link.stats()), "unread_tags": _unread_tags(link, hidden)} for link in table.links()]
+    ended = [asdict(each) for each in reversed(table.carried.all())]
     held = channels()
     where = busy_at(home)
     entries = _ENTRIES
@@ -54,6 +56,7 @@ def make_report(table: LinkTable, home: LoopHome, channels: Callable[[], list[di
             "pending_total": len(operations),
             "links": links[:entries],
             "links_total": len(links),
+            "ended_links": ended[:entries],
             "channels": [_channel(channel, entries) for channel in held[:entries]],
             "channels_total": len(held),
         }

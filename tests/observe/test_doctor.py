@@ -167,7 +167,9 @@ def test_a_way_back_that_is_blocked_is_said_on_both_sides() -> None:
 def test_nobody_at_all_is_said() -> None:
     with bind_listener("127.0.0.1") as free:
         port = free.getsockname()[1]
-    assert levels(peer.meet("127.0.0.1", port)) == {"peer": {Level.PROBLEM}}
+    (found,) = peer.meet("127.0.0.1", port)
+    assert (found.subject, found.level) == ("peer", Level.PROBLEM)
+    assert "nobody listens on this port" in found.remedy
     with pytest.raises(RendezvousError, match="nobody came"):
         list(peer.wait_for_peer("127.0.0.1", 0, lambda text: None, 0.05))
 

@@ -194,6 +194,7 @@ async def test_what_is_on_its_way_waits_for_nobody() -> None:
             "pending": [{**facts, "moving": True, "elapsed_s": 1.0}, {**facts, "moving": False, "elapsed_s": None}],
             "channels": [],
             "links": [],
+            "ended_links": [],
         }
         state = JobState.of("m", "j", [WorkerState(record, moving)])
         assert state.waits == (Wait("a:0", ("b:0",), text="recv from b:0", age_s=None),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -72,6 +73,23 @@ def test_the_figures_of_a_worker_before_in_and_after_its_life() -> None:
         comm.home.call_soon(time.sleep, 0.3)  # a scrape does not wait for the loop
         assert check(read_worker(comm))
     assert read_worker(worker) == []
+
+
+@pytest.mark.asyncio
+async def test_what_links_carried_that_have_ended_is_counted_on() -> None:
+    async with init("a:0") as a:
+        for life in (1, 2):
+            async with init("b:0", manager=a.manager_address, token=a.token) as b:
+                await b.send(b"x" * 100, "a:0")
+                await a.recv("b:0")
+            end = time.monotonic() + 20
+            while a.stats().links:  # b:0 has said goodbye, which is on its way
+                assert time.monotonic() < end
+                await asyncio.sleep(0.01)
+            found = check(read_worker(a))
+            assert found["aiorlinf_ended_links_total", "a:0", "b:0"] == life
+            assert found["aiorlinf_ended_link_messages_total", "a:0", "b:0", "received"] == life
+            assert found["aiorlinf_ended_link_bytes_total", "a:0", "b:0", "received"] >= 100 * life
 
 
 def test_prometheus_scrapes_a_worker() -> None:

@@ -37,7 +37,7 @@ def record(address: str) -> WorkerRecord:
 def link(remote: str, sent: int, received: int, nbytes: int, **more: Any) -> dict[str, Any]:
     facts = {"remote": remote, "incarnation": 1, "state": "up", "backend": "shm", "reason": "", "device_backend": "", "pending_sends": 1}
     counts = {"messages_sent": sent, "messages_received": received, "bytes_sent": nbytes, "bytes_received": 0, "around_bytes_sent": 0}
-    return {**facts, **counts, "unread_messages": 2, "unread_tags": [], "mismatches": 0, **more}
+    return {**facts, **counts, "unread_messages": 2, "unread_tags": [], "mismatches": 0, "reconnects": 0, **more}
 
 
 def wait(peer: str, age: float) -> dict[str, Any]:
@@ -50,6 +50,7 @@ def channel() -> dict[str, Any]:
     consumers = [{"name": name, "rate": float(taken), "taken": taken, **of_each} for name, taken in (("x", 9), ("y", 1))]
     keys = [{"key": key, "length": 2, "bytes": 9, "oldest_age": 3.0, "waiting_gets": 0} for key in ("a", None)]
     facts: dict[str, Any] = {"name": "traj", "worker": "channel.traj:0", "length": 4, "maxsize": 4, "held_bytes": 5_000_000, "ended": False}
+    facts["policy"] = "shortest_queue"
     rates = {"put_rate": 12.0, "get_rate": 10.0, "waiting_puts": 3}
     producers = [{"name": "p", "state": "open"}, {"name": "q", "state": "lost"}]
     workers = {"producers": {"p": "a:0"}, "consumers": {"x": "b:0"}}
@@ -66,7 +67,8 @@ def channel() -> dict[str, Any]:
 
 def report(clock: float, links: list[Any], pending: list[Any], **more: Any) -> dict[str, Any]:
     totals = {"pending_total": len(pending), "links_total": len(links), "channels_total": 0}
-    return {"clock": clock, "links": links, "pending": pending, "channels": [], "busy_at": [], "loop_blocked": False, **totals, **more}
+    nothing: dict[str, list[Any]] = {"ended_links": [], "channels": [], "busy_at": []}
+    return {"clock": clock, "links": links, "pending": pending, "loop_blocked": False, **nothing, **totals, **more}
 
 
 def state(clock: float, messages: int) -> JobState:
@@ -122,6 +124,14 @@ def test_what_is_unread_is_shown_with_its_tags() -> None:
     assert "recv from b:0 tag 0, unread is tag 3, 4" in text
     (flow,) = (flow for flow in as_json(now, None)["links"] if flow["source"] == "b:0")
     assert flow["unread_tags"] == (3, 4)
+
+
+def test_what_ended_links_carried_is_shown() -> None:
+    ended = {"remote": "b:0", "links": 2, "messages_sent": 7, "bytes_sent": 2_000_000, "messages_received": 3, "bytes_received": 40}
+    now = JobState.of("m", "j", [WorkerState(record("a:0"), report(0.0, [], [], ended_links=[ended]))])
+    lines = [line.split() for line in plain_lines("", sections(now, None, 10))]
+    assert ["a:0", "b:0", "2", "7", "2.0", "MB", "3", "40", "B"] in lines
+    assert as_json(now, None)["ended_links"][0]["bytes_sent"] == 2_000_000
 
 
 def test_a_large_job_is_cut_and_says_so() -> None:

@@ -146,8 +146,7 @@ def meet(host: str, port: int, listen_host: str | None = None) -> Iterator[Findi
     try:
         connection = socket.create_connection((host, port), _SECONDS)
     except OSError as error:
-        remedy = "is `aiorlinf doctor --listen` running there, on an address that this host reaches, and does the firewall let it through?"
-        yield Finding(Level.PROBLEM, "peer", f"{where} cannot be reached: {error}", remedy)
+        yield Finding(Level.PROBLEM, "peer", f"{where} cannot be reached: {error}", _why_not(error))
         return
     with connection:
         connection.settimeout(_SECONDS)
@@ -168,6 +167,15 @@ def meet(host: str, port: int, listen_host: str | None = None) -> Iterator[Findi
             except (OSError, AiorlinfError) as error:
                 text = f"the conversation with {where} broke: {error}"
                 yield Finding(Level.PROBLEM, "peer", text, "was that doctor ended, or is there a firewall or a proxy in between?")
+
+
+def _why_not(error: OSError) -> str:
+    """What a connection that cannot be made says about the way."""
+    if isinstance(error, ConnectionRefusedError):
+        return "that host answers, and nobody listens on this port: start `aiorlinf doctor --listen` there, and give its port here"
+    if isinstance(error, TimeoutError):
+        return "that port is blocked: a firewall drops what is sent to it (see cluster.network.port_range); or no such host is there"
+    return "is this an address of that host, and is there a way from here? `aiorlinf doctor --listen` there says which address it has"
 
 
 def _greet(lines: _Lines, port: int) -> None:

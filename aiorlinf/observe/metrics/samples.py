@@ -48,6 +48,10 @@ METRICS: Mapping[str, Metric] = {
     "aiorlinf_link_pending_sends": Metric("gauge", _LINK, "messages that are not yet in the peer's hands"),
     "aiorlinf_link_unread_messages": Metric("gauge", _LINK, "messages that arrived and that nobody received yet"),
     "aiorlinf_link_mismatches_total": Metric("counter", _LINK, "messages refused because the receiver expected something else"),
+    "aiorlinf_link_reconnects_total": Metric("counter", _LINK, "how often the network cut the connection and it was restored"),
+    "aiorlinf_ended_links_total": Metric("counter", _LINK, "links that have ended; what they carried is in none of the figures above"),
+    "aiorlinf_ended_link_messages_total": Metric("counter", (*_LINK, "direction"), "whole messages of links that have ended"),
+    "aiorlinf_ended_link_bytes_total": Metric("counter", (*_LINK, "direction"), "payload bytes of links that have ended", "bytes"),
     "aiorlinf_channel_items": Metric("gauge", _CHANNEL, "items that can be taken"),
     "aiorlinf_channel_bytes": Metric("gauge", _CHANNEL, "bytes held, also of what is handed out and not taken yet", "bytes"),
     "aiorlinf_channel_oldest_seconds": Metric("gauge", _CHANNEL, "age of the oldest item", "seconds"),
@@ -90,6 +94,8 @@ def of_worker(name: str, life: int, host: str, report: Mapping[str, Any] | None)
     yield Sample("aiorlinf_oldest_pending_seconds", max(ages, default=0.0), own)
     for link in report["links"]:
         yield from _of_link(own, link)
+    for ended in report["ended_links"]:
+        yield from _of_ended(own, ended)
     for channel in report["channels"]:
         yield from _of_channel(channel)
 
@@ -103,6 +109,15 @@ def _of_link(own: Mapping[str, str], link: Mapping[str, Any]) -> Iterator[Sample
     yield Sample("aiorlinf_link_pending_sends", link["pending_sends"], labels)
     yield Sample("aiorlinf_link_unread_messages", link["unread_messages"], labels)
     yield Sample("aiorlinf_link_mismatches_total", link["mismatches"], labels)
+    yield Sample("aiorlinf_link_reconnects_total", link["reconnects"], labels)
+
+
+def _of_ended(own: Mapping[str, str], ended: Mapping[str, Any]) -> Iterator[Sample]:
+    labels = {**own, "peer": ended["remote"]}
+    yield Sample("aiorlinf_ended_links_total", ended["links"], labels)
+    for direction in ("sent", "received"):
+        yield Sample("aiorlinf_ended_link_messages_total", ended[f"messages_{direction}"], {**labels, "direction": direction})
+        yield Sample("aiorlinf_ended_link_bytes_total", ended[f"bytes_{direction}"], {**labels, "direction": direction})
 
 
 def _of_channel(channel: Mapping[str, Any]) -> Iterator[Sample]:

@@ -20,7 +20,8 @@ def plain_lines(heading: str, sections: Sequence[Section]) -> Iterator[str]:
             for index, name in enumerate(section.columns)
         ]
         right = [section.rows[0][index].right if section.rows else False for index in range(len(widths))]
-        yield _line(section.columns, widths, right)
+        if any(section.columns):
+            yield _line(section.columns, widths, right)
         for row in section.rows:
             yield _line([cell.text for cell in row], widths, [cell.right for cell in row])
         if section.more:

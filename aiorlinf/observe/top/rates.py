@@ -8,7 +8,7 @@ from typing import Any
 
 from aiorlinf.observe.job import JobState, WorkerState
 
-__all__ = ["ChannelFigures", "Flow", "channel_figures", "flows"]
+__all__ = ["ChannelFigures", "Ended", "Flow", "channel_figures", "ended_links", "flows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,37 @@ def _flow(
 
 def _same(some: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return bool(some["remote"] == other["remote"] and some["incarnation"] == other["incarnation"])
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What the links of a worker with a peer have carried that have ended, together."""
+
+    worker: str
+    peer: str
+    links: int
+    messages_sent: int
+    bytes_sent: int
+    messages_received: int
+    bytes_received: int
+
+
+def ended_links(now: JobState) -> list[Ended]:
+    """Of all workers, those first that have carried most."""
+    found = [
+        Ended(
+            worker.name,
+            each["remote"],
+            each["links"],
+            each["messages_sent"],
+            each["bytes_sent"],
+            each["messages_received"],
+            each["bytes_received"],
+        )
+        for worker in now.workers
+        for each in (() if worker.report is None else worker.report["ended_links"])
+    ]
+    return sorted(found, key=lambda each: (-each.bytes_sent - each.bytes_received, each.worker, each.peer))
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,9 +45,10 @@ def rendered(heading: str, sections: Sequence[Section]) -> RenderableType:
     parts: list[RenderableType] = [Text(heading, style="bold")]
     for section in sections:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=section.title, title_justify="left", title_style="bold cyan")
+        table.show_header = any(section.columns)
         for index, name in enumerate(section.columns):
             from_right = bool(section.rows) and section.rows[0][index].right
-            table.add_column(name, header_style="dim", justify="right" if from_right else "left", no_wrap=True, overflow="ellipsis")
+            table.add_column(name, header_style="dim", justify="right" if from_right else "left", no_wrap=bool(name), overflow="ellipsis")
         for row in section.rows:
             table.add_row(*(Text(cell.text, style=_STYLES[cell.look]) for cell in row))
         parts.append(Text(""))

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from aiorlinf.observe.job import JobState, WorkerState
-from aiorlinf.observe.top.rates import Flow, channel_figures, flows
+from aiorlinf.observe.top.rates import Flow, channel_figures, ended_links, flows
+from aiorlinf.observe.top.remarks import UNEVEN, remarks
 
 __all__ = ["Cell", "Look", "Section", "as_json", "heading", "sections"]
 
@@ -25,7 +26,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table. `more` says how many rows are left out."""
+    """A table. `more` says how many rows are left out. One without names of columns has whole sentences."""
 
     title: str
     columns: tuple[str, ...]
@@ -46,7 +47,8 @@ def heading(now: JobState) -> str:
 
 def sections(now: JobState, before: JobState | None, most: int) -> list[Section]:
     """The tables, each with at most so many rows; those that would be empty are left out."""
-    every = [_circles(now), _workers(now), _links(now, before), _channels(now), _keys(now), _consumers(now), _waits(now)]
+    tables = [_workers(now), _links(now, before), _ended(now), _channels(now), _keys(now), _consumers(now), _waits(now)]
+    every = [_circles(now), _remarks(now, before), *tables]
     return [
         Section(title, columns, tuple(rows[:most]), max(0, len(rows) - most))
         for title, columns, rows in every
@@ -64,6 +66,10 @@ def _circles(now: JobState) -> _Table:
         for wait in circle.waits
     ]
     return "they wait for each other", ("circle", "worker", "operation", "for"), rows
+
+
+def _remarks(now: JobState, before: JobState | None) -> _Table:
+    return "what stands out", ("",), [(Cell(remark, "warning"),) for remark in remarks(now, before)]
 
 
 def _workers(now: JobState) -> _Table:
@@ -108,6 +114,23 @@ def _links(now: JobState, before: JobState | None) -> _Table:
     return "links", ("from", "to", "way", "messages/s", "bytes/s", "messages", "bytes", "pending", "unread"), rows
 
 
+def _ended(now: JobState) -> _Table:
+    """What links have carried that are no more."""
+    rows = [
+        (
+            Cell(each.worker),
+            Cell(each.peer),
+            _number(each.links),
+            _number(each.messages_sent),
+            Cell(_size(each.bytes_sent), right=True),
+            _number(each.messages_received),
+            Cell(_size(each.bytes_received), right=True),
+        )
+        for each in ended_links(now)
+    ]
+    return "links that have ended", ("worker", "peer", "links", "sent", "bytes", "received", "bytes"), rows
+
+
 def _unread(flow: Flow) -> str:
     if flow.unread is None:
         return ""
@@ -133,7 +156,7 @@ def _channels(now: JobState) -> _Table:
                 Cell(_waiting(each.consumers, each.waiting_gets), right=True),
                 Cell("", right=True)
                 if each.balance is None
-                else Cell(f"{each.balance:.0%}", "warning" if each.balance < 0.7 else "good", True),
+                else Cell(f"{each.balance:.0%}", "warning" if each.balance < UNEVEN else "good", True),
             )
         )
     return "channels", ("channel", "at", "items", "bytes", "oldest", "puts/s", "gets/s", "producers", "consumers", "balance"), rows
@@ -219,9 +242,11 @@ def as_json(now: JobState, before: JobState | None) -> dict[str, Any]:
             for worker in now.workers
         ],
         "links": [asdict(flow) for flow in flows(now, before)],
+        "ended_links": [asdict(each) for each in ended_links(now)],
         "channels": [{**asdict(channel_figures(channel)), "details": channel} for channel in now.channels()],
         "waits": [asdict(wait) for wait in now.waits],
         "circles": [asdict(circle) for circle in now.circles],
+        "remarks": remarks(now, before),
     }
 
 
