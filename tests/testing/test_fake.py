@@ -258,3 +258,18 @@ def test_what_another_process_has_is_not_closed_while_it_is_read() -> None:
         assert any("is freed while a copy" in text for text in texts(fake))
         peer.say("next")
         peer.wait_result()
+
+
+def fails(*_: object) -> None:
+    raise ValueError("the program's own")
+
+
+def test_memory_that_goes_in_the_middle_of_an_exception() -> None:
+    """What a failing test has in hand: the exception has to come through, and the process has to live."""
+    with FakeAccelerator() as fake:
+        for _ in range(50):
+            with pytest.raises(ValueError, match="the program's own"):
+                fails(fake.tensor(torch.ones(3)), fails())
+        gc.collect()
+        assert fake.memory(0)[0] == fake.memory(0)[1]
+        assert fake.blocks == 0

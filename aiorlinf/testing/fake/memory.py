@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,9 @@ _new_capsule: Callable[..., Any] = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_
 _living: dict[int, tuple[Any, ...]] = {}
 """What torch refers to by address, until it says that it is done with it."""
 
+_retired: deque[tuple[Any, ...]] = deque(maxlen=64)
+"""Torch looks at these once more when it drops a storage."""
+
 _numbers = itertools.count(1)
 
 
@@ -85,21 +89,25 @@ class Memory:
 
 
 def device_tensor(memory: Memory, index: int, freed: Callable[[], None]) -> torch.Tensor:
-    """A one-dimensional uint8 tensor of device type PrivateUse1 over this memory; `freed` is called when its storage is gone."""
+    """A one-dimensional uint8 tensor of device type PrivateUse1 over this memory; `freed` is called when its storage is gone.
+
+    By a weak reference to the storage, not by DLPack's own deleter: that would be called in the middle of an exception, too (a value that
+    is dropped because a test has failed), where code in Python must not run. A weak reference's call puts the exception aside.
+    """
     number = next(_numbers)
     sizes = (ctypes.c_int64 * 1)(memory.nbytes)
     strides = (ctypes.c_int64 * 1)(1)
-
-    def delete(_managed: Any) -> None:
-        _living.pop(number, None)
-        freed()
-
-    deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(delete)
     what = _Tensor(memory.address, _Device(_EXTENSION_DEVICE, index), 1, _DataType(_UNSIGNED, 8, 1), sizes, strides, 0)
-    managed = _Managed(what, None, ctypes.cast(deleter, ctypes.c_void_p))
-    _living[number] = (memory, sizes, strides, deleter, managed)
+    managed = _Managed(what, None, None)
     make: Any = torch._C._from_dlpack  # the public function asks the device for things it has not got
     tensor: torch.Tensor = make(_new_capsule(ctypes.addressof(managed), b"dltensor", None))
+
+    def gone(_storage: Any) -> None:
+        _, *rest = _living.pop(number)  # the memory itself may go
+        _retired.append(tuple(rest))
+        freed()
+
+    _living[number] = (memory, sizes, strides, managed, weakref.ref(tensor.untyped_storage(), gone))
     return tensor
 
 
