@@ -229,11 +229,22 @@ class Channel(Generic[T]):
     ) -> Any:
         """The oldest items of this key that together weigh `target_weight`, as a list, all at once.
 
-        As many as fit: the batch is whole when the next item would make it heavier than the target. An item that is heavier by itself comes
-        alone. What is there so far is handed out when the stream ends, and when the channel is full, for then the batch could not grow.
-        Gets that come later wait until this one is served.
+        As many as fit, so never more than the target: the batch is whole when it weighs just that, or when the next item would make it
+        heavier. An item that is heavier by itself comes alone. What is there so far is handed out, lighter than the target, when the stream
+        ends, and when the channel is full, for then the batch could not grow. Gets that come later wait until this one is served.
 
-        Args, raises and cancelling: as `get`, for all of the items.
+        Args:
+            target_weight: a finite number above 0; the weights are those given to `put`, 1 unless said.
+            key, device: as of `get`.
+            timeout: seconds for the whole batch; None waits as long as it takes.
+
+        Raises:
+            DeadlineExceeded: the batch was not whole in time; nothing was taken, and what had come stays in the channel.
+            ChannelClosed, ProducerLost: the stream has ended, and nothing at all is left.
+            UsageError: at the call, for `target_weight`.
+            UnsupportedObject, PeerLost: as of `get`.
+
+        Cancelling, or the passing of the time: as of `get`, for all of the items together.
         """
         work = self._get("get_batch", key, check_target(target_weight), False, timeout, async_op, device)
         return work if async_op else work.wait()

@@ -107,7 +107,8 @@ class CollectiveGroup(CollectiveCalls):
             Mismatch: the receiver called `recv_tensor`.
             PeerLost, PeerLeft, DeadlineExceeded, RendezvousError: by the work.
 
-        Cancelling withdraws the message if no receive has taken it yet.
+        Cancelling withdraws the message. A receive that has taken it before the peer hears of that keeps it, whole, although `cancel` has
+        returned True: nobody here can know yet.
         """
         if not async_op:
             self._exchange.check_may_block()
@@ -206,7 +207,7 @@ class CollectiveGroup(CollectiveCalls):
             Mismatch: the receiver expects another dtype or shape, or called `recv`; on both sides, and nothing was written.
             PeerLost, PeerLeft, DeadlineExceeded, RendezvousError: by the work.
 
-        Cancelling withdraws the tensor if no receive has taken it yet.
+        Cancelling withdraws the tensor, as with `send`: a receive that has taken it before the peer hears of that keeps it, whole.
         """
         if not async_op:
             self._exchange.check_may_block()

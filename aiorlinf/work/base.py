@@ -617,8 +617,10 @@ class AsyncWork(Generic[T]):
         """Give it up, unless it is over. Any thread; ``msg`` is accepted for likeness with asyncio and not used.
 
         On the home thread, True means that it is cancelled now and that nothing was consumed, False that its outcome stands. A done recv
-        or get whose message nobody has taken counts as not over: the message is put back. From another thread the cancel is handed over,
-        and True means no more than that. Cancelling a then-step cancels backwards, up to a work that others still depend on.
+        or get whose message nobody has taken counts as not over: the message is put back. A send is cancelled here at once, and withdrawn
+        when the peer hears of it: True does not say that nobody has received it before that. From another thread the cancel is handed
+        over, and True means no more than that. Cancelling a then-step cancels backwards, up to a work that others still depend on. An
+        error that it has ended with counts as looked at.
         """
         if get_ident() == self._home.thread_id:
             return self._cancel_now()

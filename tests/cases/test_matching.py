@@ -460,6 +460,26 @@ async def test_a_cancelled_send_is_withdrawn(pair: Pair) -> None:
         await sending
 
 
+@pytest.mark.parametrize("tensor", [False, True])
+@pytest.mark.asyncio
+async def test_a_send_may_have_been_received_when_it_is_cancelled(pair: Pair, tensor: bool) -> None:
+    """The sender has not heard of it yet: its cancel says True, the receive keeps the message, whole, and the next exchange works."""
+    large = torch.ones(300_000)
+    sending = pair.ab.send_tensor(large) if tensor else pair.ab.send(large)
+    receiving = pair.ba.recv_tensor(torch.zeros(300_000)) if tensor else pair.ba.recv()
+    while not receiving.done():  # in the very turn in which the receive is done, what it says of that has not left
+        await asyncio.sleep(0)
+    received_first = not sending.done()
+    assert sending.cancel() is received_first
+    assert torch.equal(await receiving, large)
+    again = pair.ab.send_tensor(large + 1) if tensor else pair.ab.send(large + 1)
+    got = pair.ba.recv_tensor(torch.zeros(300_000), timeout=20) if tensor else pair.ba.recv(timeout=20)
+    assert (await got)[0] == 2
+    await again
+    if pair.carrier == "frame":
+        assert received_first, "both are on one loop, and the answer needs a turn"
+
+
 # ---- several at once
 
 

@@ -16,7 +16,9 @@ import pytest
 
 from aiorlinf.errors import ClosedError
 from aiorlinf.work.base import AsyncWork
+from aiorlinf.work.combine import wait_all, wait_first
 from aiorlinf.work.home import LoopHome
+from aiorlinf.work.loop_thread import LoopThread
 from tests.work.helpers import turns
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -164,3 +166,55 @@ def test_an_exit_with_unseen_errors_is_quiet_or_clear() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
     assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("how", ["await", "async_wait", "then", "all", "first"])
+@pytest.mark.asyncio
+async def test_who_gives_up_as_it_fails_wants_to_hear_nothing(how: str, home: LoopHome, logged: list[logging.LogRecord]) -> None:
+    """Two time limits that end at the same moment, say: the work's own, and one around the task that waits for it."""
+
+    async def wait(work: AsyncWork[int]) -> Any:
+        if how == "async_wait":
+            return await work.async_wait(timeout=100)
+        if how == "then":
+            return await work.then(str).then(len)
+        if how in ("all", "first"):
+            return await (wait_all([work]) if how == "all" else wait_first([work]))
+        return await work
+
+    work: AsyncWork[int] = AsyncWork(home, "recv")
+    task = asyncio.create_task(wait(work))
+    await turns(2)
+    work._fail(Broken("too late"))
+    task.cancel()  # before the task has had a turn
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    del work, task
+    gc.collect()
+    assert logged == []
+
+
+def test_who_gives_up_on_another_loop_as_it_fails_wants_to_hear_nothing(logged: list[logging.LogRecord]) -> None:
+    async def wait(work: AsyncWork[int]) -> int:
+        return await work
+
+    async def give_up(thread: LoopThread, work: AsyncWork[int]) -> None:
+        task = asyncio.create_task(wait(work))
+        await turns(2)
+        thread.home.call_soon(work._fail, Broken("too late"))
+        while not work.done():
+            pass  # our loop has no turn: it does not hear of it
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    thread = LoopThread("test")
+    try:
+        asyncio.run(give_up(thread, AsyncWork(thread.home, "recv")))
+        thread.home.submit(int).wait(10)  # what was handed over before has been done
+    finally:
+        thread.home.call_soon(thread.home.close_nowait)
+        thread.home.call_soon(thread.stop)
+        thread.join()
+    gc.collect()
+    assert logged == []
