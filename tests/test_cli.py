@@ -15,7 +15,21 @@ from tests.launch.programs import child_env, cli
 
 
 def test_help_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    commands = "", "run", "manager", "top", "trace", "trace merge", "metrics", "doctor", "config", "config check", "config show"
+    commands = (
+        "",
+        "run",
+        "manager",
+        "top",
+        "trace",
+        "trace merge",
+        "metrics",
+        "doctor",
+        "topology",
+        "bench",
+        "config",
+        "config check",
+        "config show",
+    )
     for command in map(str.split, commands):
         with pytest.raises(SystemExit) as caught:
             main([*command, "--help"])

@@ -47,7 +47,7 @@ def _silent(now: JobState) -> Iterator[str]:
         if worker.report is None:
             where = f"process {worker.record.pid} on {worker.record.labels.get('host', worker.record.host)}"
             waits = sum(worker.name in wait.targets for wait in now.waits)
-            others = f"; {_count(waits, 'operation')} of others wait for it" if waits else ""
+            others = f"; {_waits(waits, 'operation', ' of others')} for it" if waits else ""
             yield f"{worker.name} {worker.problem}: its {where} is frozen or cut off{others}"
 
 
@@ -100,7 +100,7 @@ def _unreceived(now: JobState, workers: Mapping[str, WorkerState], earlier: Mapp
         what = [f"{_count(unread, 'message')} of it {'lies' if unread == 1 else 'lie'} there unread"] if lies else []
         if sends:
             oldest = max(each["elapsed_s"] for each in sends)
-            what.append(f"{_count(len(sends), 'send')} {'waits' if len(sends) == 1 else 'wait'} for that, the oldest for {oldest:.0f} s")
+            what.append(f"{_waits(len(sends), 'send')} for that, the oldest for {oldest:.0f} s")
         tags = sorted({*(link["unread_tags"] if lies else ()), *(each["tag"] for each in sends)})
         said = f"what {link['remote']} sends with {_tags(tags)}: {', and '.join(what)}"
         asked = [each for each in _pending(worker) if each["operation"] in ("recv", "recv_tensor") and each["peer"] == link["remote"]]
@@ -140,11 +140,11 @@ def _of_channel(now: JobState, channel: Mapping[str, Any]) -> Iterator[str]:
     name = f"channel {channel['name']!r}"
     if figures.maxsize and figures.length >= figures.maxsize and figures.waiting_puts:
         rate = f"its consumers take {figures.get_rate:.1f} items/s" if figures.get_rate else "nobody takes anything from it"
-        yield f"{name} is full ({figures.length} of {figures.maxsize}): {_count(figures.waiting_puts, 'put')} wait, and {rate}"
+        yield f"{name} is full ({figures.length} of {figures.maxsize}): {_waits(figures.waiting_puts, 'put')}, and {rate}"
     if not figures.length and figures.waiting_gets and not figures.put_rate and not figures.ended and _waits_long(now, channel):
         open_ones = [f"{each['name']}" for each in channel["producers"] if each["state"] == "open"]
         who = f"its producers ({_names(open_ones)}) put nothing" if open_ones else "it has no producer"
-        yield f"{name} is empty: {_count(figures.waiting_gets, 'get')} wait, and {who}"
+        yield f"{name} is empty: {_waits(figures.waiting_gets, 'get')}, and {who}"
     yield from _uneven(name, channel, figures)
     for key in channel["keys"]:
         takers = [consumer for consumer, keys in channel["takes"].items() if keys is None or key["key"] in keys]
@@ -162,7 +162,7 @@ def _uneven(name: str, channel: Mapping[str, Any], figures: ChannelFigures) -> I
     least = min(consumers, key=lambda each: each["rate"])
     idle = sum(each["waiting_gets"] > 0 for each in consumers if each is not most)
     policy = f"its policy is {channel['policy']}" if channel["policy"] else "it has no policy: whoever asks first gets the next item"
-    doing = f"{_count(idle, 'other')} wait{'s' if idle == 1 else ''} for items meanwhile" if idle else "nobody waits: the others are slower"
+    doing = f"{_waits(idle, 'other')} for items meanwhile" if idle else "nobody waits: the others are slower"
     yield (
         f"{name} is uneven: {_who(most, channel)} gets {most['rate']:.1f} items/s, {_who(least, channel)} {least['rate']:.1f}, "
         f"of {len(consumers)} consumers; {doing}; {policy}{''.join(_other_keys(most, channel))}"
@@ -221,3 +221,7 @@ def _names(names: Sequence[str]) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _waits(number: int, what: str, of_whom: str = "") -> str:
+    return f"{_count(number, what)}{of_whom} {'waits' if number == 1 else 'wait'}"
