@@ -7,9 +7,8 @@ they are lent all together; who has such a region never writes to it, and takes 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 from aiorlinf.backends.shm.private import private_view
 from aiorlinf.errors import AiorlinfError
 from aiorlinf.link.memory import byte_view, fresh_bytes
+from aiorlinf.link.packing import PACK_INLINE_BYTES, pack, pack_in_threads
 from aiorlinf.link.placement import offsets
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from aiorlinf.wire.leaves import Leaf
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["Bulk", "packing", "split"]
-
-_PACK_INLINE_BYTES = 1 << 20
+__all__ = ["Bulk", "split"]
 
 
 class Bulk:
@@ -89,32 +87,27 @@ class Bulk:
 
     async def pack(self, home: LoopHome, leaves: Sequence[Leaf]) -> None:
         """Fill it with these leaves. Cancelling does not stop the copying, which holds the memory until it is over."""
-        copy = packing(self.array, leaves)
-        if self.total <= _PACK_INLINE_BYTES:
-            copy()
+        address = self.array.ctypes.data
+        if self.total <= PACK_INLINE_BYTES:
+            pack(address, leaves)
         else:
-            await home.submit(copy)
+            await _packed(home, self.array, leaves)
         self.advance(self.total)
 
 
-def packing(array: Any, leaves: Sequence[Leaf]) -> Callable[[], None]:
-    """A function that copies the leaves there; it may run in any thread."""
-    starts = offsets([leaf.nbytes for leaf in leaves])
+async def _packed(home: LoopHome, array: Any, leaves: Sequence[Leaf]) -> None:
+    over: asyncio.Future[None] = home.loop.create_future()
 
-    def copy() -> None:
-        target = array.ctypes.data
-        for start, leaf in zip(starts, leaves, strict=False):
-            if leaf.nbytes:
-                memory = leaf.memory
-                source = memory.data_ptr() if memory is not None else np.frombuffer(_raw(leaf), dtype=np.uint8).ctypes.data
-                ctypes.memmove(target + start, source, leaf.nbytes)
+    def then(error: BaseException | None, array: Any = array) -> None:  # it keeps the memory
+        if over.done():
+            return
+        if error is None:
+            over.set_result(None)
+        else:
+            over.set_exception(error)
 
-    return copy
-
-
-def _raw(leaf: Leaf) -> memoryview:
-    assert leaf.raw is not None
-    return leaf.raw
+    pack_in_threads(home, array.ctypes.data, leaves, then)
+    await over
 
 
 def split(array: Any, sizes: Sequence[int]) -> list[torch.Tensor]:

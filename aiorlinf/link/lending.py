@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiorlinf.errors import WireError
 from aiorlinf.link.link import LinkState
+from aiorlinf.link.packing import pack
 from aiorlinf.link.parcel import Parcel
 from aiorlinf.link.placement import Placement, packed_size
 from aiorlinf.wire.manifest import Limits, Manifest, decode_manifest
@@ -58,7 +59,7 @@ def put_down(link: Link | None, flat: Flat, head: bytes, total: int) -> bytes | 
     region = arena.take(packed_size([leaf.nbytes for leaf in leaves]))
     if region is None:
         return None
-    shared.fill(leaves, region)()
+    pack(region.segment.address + region.offset, leaves)
     place = shared.lend(Placement(region, {}))
     arena.release(region)  # from here on only the peer holds it
     if place is None:

@@ -10,29 +10,19 @@ another open file): the messages that need it go over the stream (AGAIN), and af
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-import numpy as np
-
-from aiorlinf.backends.shm.arena import Arena, Region
+from aiorlinf.backends.shm.arena import Arena
 from aiorlinf.backends.shm.descriptors import DescriptorWriter
 from aiorlinf.backends.shm.segment import Segment
 from aiorlinf.errors import WireError
-from aiorlinf.link.placement import PLACE, Lendable, Place, Placement, offsets
+from aiorlinf.link.placement import PLACE, Lendable, Place, Placement
 
-if TYPE_CHECKING:
-    from aiorlinf.wire.leaves import Leaf
-
-__all__ = ["COPY_INLINE_BYTES", "SharedOut"]
+__all__ = ["SharedOut"]
 
 log: logging.Logger = logging.getLogger("aiorlinf.link")
-
-COPY_INLINE_BYTES = 1 << 20
-"""Smaller copies are done on the loop: a thread costs more than they do."""
 
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
@@ -68,18 +58,6 @@ class SharedOut:
     def usable(self) -> bool:
         """It is worth a try."""
         return not self._closed and (not self._resting or self.arena.home.loop.time() >= self._rests_until)
-
-    def fill(self, leaves: Sequence[Leaf], region: Region) -> Callable[[], None]:
-        """A function that copies these leaves into the region; it may run in any thread."""
-        start = region.segment.address + region.offset
-        copies = list(zip(offsets([leaf.nbytes for leaf in leaves]), leaves, strict=False))
-
-        def copy() -> None:
-            for offset, leaf in copies:
-                if leaf.nbytes:
-                    _copy_leaf(start + offset, leaf)
-
-        return copy
 
     def lend(self, placement: Placement, *, anyway: bool = False) -> bytes | None:
         """Make sure the peer has the segments, remember what it holds, and say where that is. None: it cannot get them.
@@ -185,14 +163,3 @@ class SharedOut:
         for loans in lent.values():
             for region, _ in loans:
                 region.abandon()
-
-
-def _copy_leaf(address: int, leaf: Leaf) -> None:
-    memory = leaf.memory
-    if memory is not None:
-        ctypes.memmove(address, memory.data_ptr(), leaf.nbytes)
-        return
-    raw = leaf.raw
-    assert raw is not None
-    source = np.frombuffer(raw, dtype=np.uint8)
-    ctypes.memmove(address, source.ctypes.data, leaf.nbytes)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from aiorlinf.errors import AiorlinfError, BackendUnavailable
 from aiorlinf.link.memory import byte_tensor
 from aiorlinf.link.outgoing import Outgoing, State, goes_around, put_back
+from aiorlinf.link.packing import PACK_INLINE_BYTES, pack, pack_in_threads
 from aiorlinf.link.placement import Placement, packed_size
-from aiorlinf.link.shared import COPY_INLINE_BYTES, SharedOut
+from aiorlinf.link.shared import SharedOut
 from aiorlinf.wire.frames import Start, Via
 
 if TYPE_CHECKING:
@@ -322,20 +323,20 @@ class SharedWay:
 
     def _fill(self, out: Outgoing, region: Region) -> None:
         assert out.flat is not None
-        copy = self._shared.fill([leaf for index, leaf in enumerate(out.flat.leaves) if index not in out.owned], region)
-        if region.size <= COPY_INLINE_BYTES:
-            copy()
+        leaves = [leaf for index, leaf in enumerate(out.flat.leaves) if index not in out.owned]
+        address = region.segment.address + region.offset
+        if region.size <= PACK_INLINE_BYTES:
+            pack(address, leaves)
             self._place(out, region)
             return
         out.busy = True
-        self._host.home.submit(copy).add_done_callback(lambda work: self._filled(out, region, work))
+        pack_in_threads(self._host.home, address, leaves, lambda error: self._filled(out, region, error))
 
-    def _filled(self, out: Outgoing, region: Region, work: Any) -> None:
+    def _filled(self, out: Outgoing, region: Region, error: BaseException | None) -> None:
         out.busy = False
-        failed = work.cancelled() or work.exception() is not None
         if not self._wanted(out, region):
             return
-        if failed:
+        if error is not None:
             self._shared.arena.release(region)
             self._otherwise(out, "the worker is closing")
         else:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import aiorlinf.link.connection
 import aiorlinf.link.delivery
+import aiorlinf.link.packing
 import aiorlinf.link.ways
 from tests.hypothesis_profiles import examples
 from tests.link import planned_coding, planned_lane, planned_memory
@@ -30,7 +31,8 @@ def _small_limits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aiorlinf.link.delivery, "_HEAVY_SKELETON_BYTES", HEAVY)
         patch.setattr(aiorlinf.link.delivery, "_COPY_INLINE_BYTES", 1500)
-        patch.setattr(aiorlinf.link.ways, "COPY_INLINE_BYTES", 1500)
+        patch.setattr(aiorlinf.link.ways, "PACK_INLINE_BYTES", 1500)
+        patch.setattr(aiorlinf.link.packing, "_SHARED_BYTES", 2 * 1500)
         patch.setattr(aiorlinf.link.connection, "_BULK_READ_BYTES", 60)
         patch.setattr(aiorlinf.link.connection, "_SMALL_PIECE_BYTES", 50)
         planned_coding.small_chunks(patch)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import aiorlinf.link.packing
 import aiorlinf.link.ways
 from aiorlinf.testing import procfs
 from tests.hypothesis_profiles import examples
@@ -24,7 +25,8 @@ __all__: list[str] = []
 @pytest.fixture(autouse=True, scope="module")
 def _small_limits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(aiorlinf.link.ways, "COPY_INLINE_BYTES", 5000)
+        patch.setattr(aiorlinf.link.ways, "PACK_INLINE_BYTES", 5000)
+        patch.setattr(aiorlinf.link.packing, "_SHARED_BYTES", 2 * 5000)
         patch.setattr(logging.getLogger("aiorlinf.link"), "disabled", True)
         gc.collect()
         gc.freeze()

@@ -21,6 +21,7 @@ from aiorlinf.backends.shm.descriptors import DescriptorListener, DescriptorRead
 from aiorlinf.backends.shm.regions import PAGE
 from aiorlinf.errors import WireError
 from aiorlinf.link import shared, shared_in
+from aiorlinf.link.packing import pack
 from aiorlinf.link.placement import PLACE, Placement, packed_size
 from aiorlinf.link.shared import SharedOut
 from aiorlinf.link.shared_in import SharedIn
@@ -132,7 +133,7 @@ class Line:
         leaves = [raw_leaf(memoryview(payload)) for payload in payloads]
         sizes = [len(payload) for payload in payloads]
         used = region or self.region(packed_size(sizes))
-        self.out.fill(leaves, used)()
+        pack(used.segment.address + used.offset, leaves)
         placement = Placement(used, {})
         message = Message(sizes, placement)
         place = self.out.lend(placement)
@@ -198,7 +199,7 @@ async def test_tensors_and_buffers_are_copied_as_they_lie(line: Line) -> None:
     assert leaf is not None
     leaves: list[Leaf] = [leaf, raw_leaf(memoryview(b"read-only bytes"))]
     region = line.region(packed_size([leaf.nbytes for leaf in leaves]))
-    line.out.fill(leaves, region)()
+    pack(region.segment.address + region.offset, leaves)
     view = region.segment.view(region.offset, region.size)
     assert bytes(view[: tensor.nbytes]) == tensor.numpy().tobytes()
     assert bytes(view[1216 : 1216 + 15]) == b"read-only bytes"
