@@ -17,7 +17,7 @@ from aiorlinf.device.registry import parse_device
 from aiorlinf.errors import ChannelClosed, DeadlineExceeded, UsageError, WouldBlockLoop
 from aiorlinf.link.staging import callers_device
 from aiorlinf.work.base import AsyncWork
-from aiorlinf.work.deadline import NO_DEADLINE, current_deadline, effective_deadline, expire
+from aiorlinf.work.deadline import NO_DEADLINE, check_limit, current_deadline, effective_deadline, expire
 
 if TYPE_CHECKING:
     import torch
@@ -163,6 +163,7 @@ class Channel(Generic[T]):
         if not async_op:
             self._check_may_block()
         weight = check_weight(weight)
+        check_limit(timeout)
         if key is not None:
             check_key(key)
         payload, nbytes = port.prepare(item)
@@ -256,6 +257,7 @@ class Channel(Generic[T]):
         port.check()
         if not async_op:
             self._check_may_block()
+        check_limit(timeout)
         if key is not None:
             check_key(key)
         call = GetCall(port, key, target, nowait, False, None)
@@ -299,6 +301,7 @@ class Channel(Generic[T]):
         """
         port = self._port
         port.check()
+        check_limit(timeout)
         if key is not None:
             check_key(key)
         if seconds is not None and not (type(seconds) in (int, float) and 0 < seconds < 1e9):

@@ -12,6 +12,7 @@ from aiorlinf.channel.hub import ChannelHub, Role
 from aiorlinf.channel.settings import ChannelSettings, PolicySource, check_name
 from aiorlinf.errors import AiorlinfError
 from aiorlinf.work.base import DONE, AsyncWork
+from aiorlinf.work.deadline import check_limit
 from aiorlinf.work.steps import AsyncFuncWork
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class ChannelCalls:
             distributed=distributed,
         )
         role = Role.make(producer, consumer, share, labels)
+        check_limit(timeout)
 
         async def create() -> Channel:
             me, life = await asyncio.shield(self._ready)
@@ -126,6 +128,7 @@ class ChannelCalls:
         """
         check_name(name)
         role = Role.make(producer, consumer, share, labels)
+        check_limit(timeout)
 
         async def connect() -> Channel:
             me, life = await asyncio.shield(self._ready)

@@ -29,7 +29,7 @@ from aiorlinf.wire.leaves import Device
 from aiorlinf.wire.manifest import encode_manifest
 from aiorlinf.wire.tensor_header import sendable_leaf
 from aiorlinf.work.base import AsyncWork, pending
-from aiorlinf.work.deadline import NO_DEADLINE, current_deadline, effective_deadline, expire
+from aiorlinf.work.deadline import NO_DEADLINE, check_limit, current_deadline, effective_deadline, expire
 from aiorlinf.work.finished import finished
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ class Exchange:
                 if type(body) is bytes and len(body) <= self._frame_max and sender.send_now(key, body):
                     return finished(self.home)
         self.check(tag)
+        check_limit(timeout)
         message, gift = self._encode(link, obj)
         work: AsyncWork[None] = AsyncWork(self.home, "send", abort=self._withdraw)
         key = stream_key(context, tag)
@@ -206,6 +207,7 @@ class Exchange:
     def send_tensor(self, peer: WorkerAddress, context: int, tensor: torch.Tensor, tag: int, timeout: float | None) -> AsyncWork[None]:
         """Start to send one tensor to a `recv_tensor`."""
         self.check(tag)
+        check_limit(timeout)
         leaf = sendable_leaf(tensor)
         self._check_size(leaf.nbytes)
         work: AsyncWork[None] = AsyncWork(self.home, "send_tensor", abort=self._withdraw)
@@ -399,6 +401,7 @@ class Exchange:
         return unpack_parcel(self.home, parcel, allow_pickle=self.config.allow_pickle, device=target)
 
     def _receive(self, operation: str, peer: WorkerAddress, receive: Receive, timeout: float | None) -> AsyncWork[Any]:
+        check_limit(timeout)
         work: AsyncWork[Any] = AsyncWork(self.home, operation, abort=cancel_receive, give_back=receive.give_back, detail=receive)
         receive.work = work
         if receive.device is None and self.device is None and not self.home.on_home():

@@ -15,6 +15,7 @@ from aiorlinf.link.mailbox import Mailbox
 from aiorlinf.link.pending import PendingOperation, pending_receive
 from aiorlinf.wire.frames import stream_key
 from aiorlinf.work.base import AsyncWork
+from aiorlinf.work.deadline import check_limit
 
 if TYPE_CHECKING:
     from aiorlinf.collective.exchange import Exchange
@@ -58,6 +59,7 @@ class Inbox:
         """
         exchange = self._exchange
         exchange.check(0)
+        check_limit(timeout)
         receive = self._receive_type(self._key, with_sender=True)
         work: AsyncWork[tuple[WorkerAddress, Any]] = AsyncWork(
             exchange.home, "inbox", abort=self._cancel, give_back=receive.give_back, detail=receive

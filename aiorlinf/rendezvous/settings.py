@@ -80,4 +80,8 @@ class JoinSettings:
         if isinstance(token, str):
             token = token.encode("utf-8", "surrogateescape")  # the inverse of `Worker.env`
         loaded = None if config is None else load_config(config)
-        return cls(WorkerAddress(address), manager, token, backend, loaded, dict(labels or {}), by_rank, torchrun)
+        try:
+            own = dict(labels or {})
+        except (TypeError, ValueError):
+            raise UsageError(f"labels={labels!r}", hint="labels is a table of texts, such as {'rack': 'a'}") from None
+        return cls(WorkerAddress(address), manager, token, backend, loaded, own, by_rank, torchrun)

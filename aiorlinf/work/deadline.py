@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiorlinf.errors import DeadlineExceeded
+from aiorlinf.errors import DeadlineExceeded, UsageError
 from aiorlinf.work.waiters import Entry
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from aiorlinf.work.base import AsyncWork
 
-__all__ = ["NEAR_S", "NO_DEADLINE", "Deadline", "Timer", "current_deadline", "effective_deadline", "expire"]
+__all__ = ["NEAR_S", "NO_DEADLINE", "Deadline", "Timer", "check_limit", "current_deadline", "effective_deadline", "expire"]
 
 
 class Deadline(NamedTuple):
@@ -26,8 +26,20 @@ class Deadline(NamedTuple):
 
     @classmethod
     def after(cls, seconds: float | None) -> Deadline:
-        """The moment in ``seconds`` from now; None means no limit."""
-        return NO_DEADLINE if seconds is None else cls(time.monotonic() + seconds)
+        """The moment in ``seconds`` from now; None means no limit.
+
+        Raises:
+            UsageError: it is no number. One that is not even comparable would put a loop's timers out of order.
+        """
+        if seconds is None:
+            return NO_DEADLINE
+        try:
+            end = time.monotonic() + seconds
+        except TypeError:
+            end = math.nan
+        if math.isnan(end):
+            raise UsageError(f"timeout={seconds!r}", hint="a time limit is a number of seconds, or None for none")
+        return cls(end)
 
     @property
     def bounded(self) -> bool:
@@ -59,6 +71,12 @@ current_deadline: ContextVar[Deadline] = ContextVar("aiorlinf_deadline", default
 def effective_deadline(timeout: float | None) -> Deadline:
     """The deadline of an operation that begins now: ``timeout`` seconds from now, or the running chain's, whichever comes first."""
     return min(Deadline.after(timeout), current_deadline.get())
+
+
+def check_limit(timeout: float | None) -> None:
+    """For a call, before it begins anything that could not be taken back. Raises UsageError if this is no time limit."""
+    if timeout is not None:
+        Deadline.after(timeout)
 
 
 class Timer(Entry):
