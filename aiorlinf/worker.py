@@ -35,8 +35,9 @@ from aiorlinf.link.trace import TraceCalls
 from aiorlinf.link.unclosed import Unclosed
 from aiorlinf.link.worker_stats import WorkerStats, count_worker
 from aiorlinf.manager.lifeline import Lifeline
-from aiorlinf.manager.membership import Membership
+from aiorlinf.manager.membership import Streams
 from aiorlinf.manager.mirror import News
+from aiorlinf.rendezvous.hosts import local_failure
 from aiorlinf.rendezvous.settings import TRACE_ENV, Backend, ConfigSource, JoinSettings
 from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.home import LoopHome
@@ -150,7 +151,7 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
         self._self: Self | None = None
         self._closing: AsyncWork[None] | None = None
         self._failure: str | None = None
-        self._streams: set[Membership] = set()
+        self._streams: Streams = Streams()
         self._ready: asyncio.Future[tuple[Self, Lifeline]] = home.loop.create_future()
         self._started: AsyncWork[None] = AsyncWork(home, "init", abort=lambda _: None)
         self._unclosed = None if thread is not None else Unclosed(self, str(settings.address), self._started)
@@ -193,6 +194,8 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
             self._started._finish(None)
             return
         self._exchange.close()
+        if isinstance(error, OSError):  # of our own system: what of the others' ends it is told by those who asked for it
+            error = _wrap(error)
         if not self._ready.done():
             failure = error if isinstance(error, AiorlinfError) else _wrap(error)
             failure.fill(local=str(self.address))
@@ -200,18 +203,21 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
         self._started._fail(error)
         if not self._started.cancelled():
             self._started.exception()  # every operation reports it; nobody has to look here
-        self._close()
+        if task.cancelled() and self._closing is None:
+            self._end_with_loop()
+        else:
+            self._close()
 
     def _take_news(self, news: News) -> None:
         self._table.take_news(news)
-        for stream in list(self._streams) if news.certain else ():
+        for stream in self._streams.now() if news.certain else ():
             stream.take(news)
 
     def _declared_dead(self, error: DeclaredDead) -> None:
         if self._closing is None:
             log.error("%s: %s", self.address, error.message)
             self._table.condemn(lambda: DeclaredDead(error.message, local=self.address, hint=error.hint))
-            for stream in list(self._streams):
+            for stream in self._streams.now():
                 stream.end(error)
 
     # ---- ways to use it
@@ -239,6 +245,8 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.home.forked:
+            return  # it is the parent's; whatever the child leaves the block with goes on
         self._note_failure(error)
         await self._close()
 
@@ -254,6 +262,8 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.home.forked:
+            return  # as in `__aexit__`
         self._note_failure(error)
         self._close().wait()
         if self._thread is not None:
@@ -477,6 +487,14 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
             self._enrolment.abandon()
         return work
 
+    def _end_with_loop(self) -> None:
+        """All tasks of the loop were cancelled before we had joined, as at its end: one that is begun now is never done."""
+        work = self._closing = _Closing(self.home, "close")
+        self._table.abort()
+        self.home.close_nowait()
+        self._enrolment.abandon()
+        work._finish(None)
+
     def _begin_close(self, work: AsyncWork[None], timeout: float | None) -> None:
         # Not `home.spawn`: closing the home cancels its tasks.
         self._close_task = self.home.loop.create_task(self._run_close(timeout), name=f"close {self.address}")
@@ -485,7 +503,7 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
     async def _run_close(self, timeout: float | None) -> None:
         self._starting.cancel()
         await asyncio.wait([self._starting])
-        for stream in list(self._streams):
+        for stream in self._streams.now():
             stream.end(ClosedError("the worker was closed", local=self.address))
         self._channels.close(self._failure)
         if self._host is not None:
@@ -524,6 +542,7 @@ def _look(future: asyncio.Future[Any]) -> None:
 
 
 def _wrap(error: BaseException) -> AiorlinfError:
-    wrapped = AiorlinfError(f"joining failed: {type(error).__name__}: {error}")
+    local = local_failure(error) if isinstance(error, OSError) else None
+    wrapped = AiorlinfError(f"joining failed: {local or f'{type(error).__name__}: {error}'}")
     wrapped.__cause__ = error
     return wrapped

@@ -26,6 +26,9 @@ from typing import Any, Protocol, cast
 import torch
 from torch.distributed.distributed_c10d import BroadcastOptions, ProcessGroupGloo, Store
 
+from aiorlinf.errors import AiorlinfError
+from aiorlinf.work.threads import start_thread
+
 __all__ = ["GlooPair", "MeetingStore", "gloo_available"]
 
 _FOREVER = datetime.timedelta(days=365)
@@ -41,6 +44,12 @@ _EXIT_WAIT_S = 2.0
 
 _pairs: weakref.WeakSet[GlooPair] = weakref.WeakSet()
 _retiring: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_unwanted: list[tuple[Any, Store]] = []
+"""Groups to be destroyed, with their stores, and none of them twice: each thread takes what there is, so that one that waits in a transfer
+keeps nobody else waiting."""
+
+_inherited: list[tuple[Any, Store]] = []
+"""In a forked process: groups whose threads are not here, which are never to be destroyed."""
 
 
 def gloo_available() -> str | None:
@@ -137,10 +146,9 @@ class GlooPair:
         group, self._group = self._group, None
         if group is None:
             return
-        thread = threading.Thread(target=_destroy, args=([group], self._store), name="aiorlinf-retire", daemon=True)
+        _unwanted.append((group, self._store))
         del group
-        _retiring.add(thread)
-        thread.start()
+        _destroy_unwanted()
 
 
 @atexit.register
@@ -151,6 +159,8 @@ def _retire_all() -> None:
     """
     for pair in list(_pairs):
         pair.retire()
+    if _unwanted:
+        _destroy_unwanted()
     end = time.monotonic() + _EXIT_WAIT_S
     for thread in list(_retiring):
         thread.join(max(0.0, end - time.monotonic()))
@@ -160,6 +170,8 @@ def _forget_all() -> None:
     """In a forked process: these are its parent's, and the threads of the groups are not here."""
     _pairs.clear()
     _retiring.clear()
+    _inherited.extend(_unwanted)
+    _unwanted.clear()
 
 
 os.register_at_fork(after_in_child=_forget_all)
@@ -180,9 +192,7 @@ def _knock(published: list[bytes], rank: int, made: threading.Event) -> None:
             except OSError:  # it is over already; else its time limit ends it
                 pass
 
-    thread = threading.Thread(target=knock, name="aiorlinf-retire-knock", daemon=True)
-    _retiring.add(thread)
-    thread.start()
+    _run_to_the_end(threading.Thread(target=knock, name="aiorlinf-retire-knock", daemon=True))
 
 
 def _listening_at(published: bytes) -> tuple[str, int] | None:
@@ -197,10 +207,27 @@ def _listening_at(published: bytes) -> tuple[str, int] | None:
         return None
 
 
-def _destroy(holder: list[Any], store: Store) -> None:
-    group = holder.pop()
+def _destroy_unwanted() -> None:
+    _run_to_the_end(threading.Thread(target=_destroy_each, name="aiorlinf-retire", daemon=True))
+
+
+def _run_to_the_end(thread: threading.Thread) -> None:
+    """Start it, if the system gives another thread; otherwise groups are left to the next one, and a knock to the time limit."""
     try:
-        group.abort()
-    except RuntimeError:  # not every torch can abort Gloo; the destructor does the rest
-        pass
-    del group
+        start_thread(thread)
+    except AiorlinfError:
+        return
+    _retiring.add(thread)
+
+
+def _destroy_each() -> None:
+    while _unwanted:
+        try:
+            group, store = _unwanted.pop()
+        except IndexError:  # another thread has just taken the last one
+            return
+        try:
+            group.abort()
+        except RuntimeError:  # not every torch can abort Gloo; the destructor does the rest
+            pass
+        del group, store

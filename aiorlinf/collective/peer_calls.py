@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiorlinf.address import WorkerAddress
 from aiorlinf.errors import DeadlineExceeded
-from aiorlinf.manager.membership import Membership, Peer, Question
+from aiorlinf.manager.membership import Membership, Peer, Question, Streams
 from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.deadline import effective_deadline, expire
 
@@ -36,7 +36,7 @@ class PeerCalls:
     _exchange: Exchange
     _table: LinkTable
     _ready: asyncio.Future[tuple[Self, Lifeline]]
-    _streams: set[Membership]
+    _streams: Streams
 
     def peers(self, timeout: float | None = None) -> AsyncWork[tuple[Peer, ...]]:
         """The other workers that are there, in order of address. While the manager is away: those that we know and may still be there.
@@ -66,7 +66,7 @@ class PeerCalls:
     def membership(self) -> Membership:
         """News of all the others: ``async for event in comm.membership()``. See `Membership`."""
         self._exchange.check(0)
-        return Membership(self.home, self.address, lambda: self._exchange.check(0), self._follow, self._streams.discard)
+        return Membership(self.home, self.address, lambda: self._exchange.check(0), self._follow, self._streams)
 
     def _ask(
         self,

@@ -13,6 +13,7 @@ from aiorlinf.config import JobConfig
 from aiorlinf.errors import AuthenticationError, ConfigError, RendezvousError
 from aiorlinf.manager.service import ManagerService
 from aiorlinf.rendezvous.hosts import interface_host
+from aiorlinf.work.threads import make_loop, start_thread
 
 __all__ = ["EmbeddedManager", "Hosting", "acquire_embedded", "embedded_users", "manager_host", "random_token"]
 
@@ -79,7 +80,7 @@ class _Runner:
         self._thread = threading.Thread(target=self._run, name="aiorlinf manager", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        start_thread(self._thread)
         try:
             self._started.result()
         except BaseException:
@@ -102,7 +103,7 @@ class _Runner:
     def _run(self) -> None:
         try:
             # a loop of our own choice, whatever policy somebody has set or patched
-            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            with asyncio.Runner(loop_factory=lambda: make_loop(asyncio.SelectorEventLoop)) as runner:
                 runner.run(self._main())
         except BaseException as error:  # handed to the starter, who raises it
             if self._started.done():

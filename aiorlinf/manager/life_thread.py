@@ -7,6 +7,7 @@ import os
 import threading
 
 from aiorlinf.errors import InternalError
+from aiorlinf.work.threads import make_loop, start_thread
 
 __all__ = ["LifeThread", "acquire_life_thread"]
 
@@ -17,12 +18,16 @@ class LifeThread:
     """A loop in a thread, shared by its users; made by `acquire_life_thread`, each use is ended by `release`."""
 
     def __init__(self) -> None:
-        self.loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop()
+        self.loop: asyncio.AbstractEventLoop = make_loop(asyncio.SelectorEventLoop)
         self.users: int = 0
         self._pid = os.getpid()
         # daemon: an exit without close must be prompt, and with the process its connections end
         self._thread = threading.Thread(target=self._run, name="aiorlinf heartbeat", daemon=True)
-        self._thread.start()
+        try:
+            start_thread(self._thread)
+        except BaseException:
+            self.loop.close()
+            raise
 
     def _run(self) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.deadline import effective_deadline, expire
 from aiorlinf.work.home import LoopHome
 
-__all__ = ["Membership", "MembershipEvent", "Peer", "Question"]
+__all__ = ["Membership", "MembershipEvent", "Peer", "Question", "Streams"]
 
 R = TypeVar("R")
 
@@ -100,6 +101,34 @@ class Question(AsyncWork[R]):
             self._task.cancel()
 
 
+class Streams:
+    """The streams of one worker. One that is waited on stays; one that its program has dropped goes, with the news that it has kept."""
+
+    def __init__(self) -> None:
+        self._all: weakref.WeakSet[Membership] = weakref.WeakSet()
+        self._waited_on: set[Membership] = set()
+
+    def now(self) -> list[Membership]:
+        """Those that there are."""
+        return list(self._all)
+
+    def add(self, stream: Membership) -> None:
+        """It gets the news from now on."""
+        self._all.add(stream)
+
+    def forget(self, stream: Membership) -> None:
+        """It has ended."""
+        self._all.discard(stream)
+        self._waited_on.discard(stream)
+
+    def waited_on(self, stream: Membership, somebody: bool) -> None:
+        """Whether somebody waits for its next event. A chain that hangs on such a call may be all that is left of its program."""
+        if somebody:
+            self._waited_on.add(stream)
+        else:
+            self._waited_on.discard(stream)
+
+
 class Membership:
     """What `comm.membership()` returns: an async iterator over `MembershipEvent`.
 
@@ -114,13 +143,13 @@ class Membership:
         local: WorkerAddress,
         check: Callable[[], None],
         follow: Callable[[Membership], Coroutine[Any, Any, Iterable[Identity]]],
-        forget: Callable[[Membership], None],
+        streams: Streams,
     ) -> None:
         self._home = home
         self._local = local
         self._check = check
         self._follow = follow
-        self._forget = forget
+        self._streams = streams
         self._seen = Lives()
         self._events: deque[MembershipEvent] = deque()
         self._waiting: deque[AsyncWork[MembershipEvent]] = deque()
@@ -221,6 +250,7 @@ class Membership:
             event = self._events.popleft()
             if not work._finish(event):
                 self._events.appendleft(event)
+        self._streams.waited_on(self, bool(self._waiting))
 
     def _give_back(self, event: MembershipEvent) -> None:
         self._events.appendleft(event)
@@ -229,6 +259,7 @@ class Membership:
     def _cancel(self, work: AsyncWork[MembershipEvent]) -> None:
         if work in self._waiting:
             self._waiting.remove(work)
+            self._streams.waited_on(self, bool(self._waiting))
 
     def _too_late(self, elapsed: float) -> DeadlineExceeded:
         text = f"nobody has come or gone within {elapsed:.3g} s"
@@ -239,7 +270,7 @@ class Membership:
         if self._end is not None:
             return
         self._end = error
-        self._forget(self)
+        self._streams.forget(self)
         self._events.clear()
         waiting, self._waiting = self._waiting, deque()
         for work in waiting:

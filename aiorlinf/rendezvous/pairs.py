@@ -19,6 +19,7 @@ import torch
 from aiorlinf.errors import AiorlinfError, BackendUnavailable, ClosedError, WireError
 from aiorlinf.rendezvous.store import PairStore
 from aiorlinf.wire.frames import Flag, FrameType, Via, frame
+from aiorlinf.work.threads import start_thread
 
 if TYPE_CHECKING:
     from aiorlinf.work.home import LoopHome
@@ -225,7 +226,10 @@ class Pairs:
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             self._back(built, generation, group, reason)
 
-        threading.Thread(target=run, name=f"aiorlinf-pair-{generation}", daemon=True).start()
+        try:
+            start_thread(threading.Thread(target=run, name=f"aiorlinf-pair-{generation}", daemon=True))
+        except AiorlinfError as error:  # as any other attempt that fails; told in a later turn, as from the thread
+            self.home.call_soon(built, generation, None, str(error))
 
     def _back(self, fn: Callable[..., None], *args: object) -> None:
         """From a foreign thread to the home thread; after its end there is nobody to tell."""

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiorlinf.errors import ClosedError, UsageError
+from aiorlinf.errors import AiorlinfError, ClosedError, UsageError
 from aiorlinf.work.base import CANCELLED, DONE, FAILED, AsyncWork
 from aiorlinf.work.deadline import Timer
 from aiorlinf.work.pool import Job
@@ -197,11 +197,12 @@ class FollowingWork(AsyncWork[R], Entry):
 
     # -- calls in threads -------------------------------------------------------------------------------------
 
-    def _call_in_thread(self, call: Callable[[], Any]) -> None:
+    def _call_in_thread(self, call: Callable[[], Any], here: bool) -> None:
+        """`here`: see `ThreadPool.submit`."""
         self._start_timer()
         try:
-            self._source = self._home.pool.submit(call, self._thread_report)
-        except ClosedError as error:
+            self._source = self._home.pool.submit(call, self._thread_report, here=here)
+        except AiorlinfError as error:
             self._fail(error)
 
     def _thread_report(self, value: Any, error: BaseException | None) -> None:

@@ -13,6 +13,7 @@ import uvloop
 from aiorlinf.errors import AiorlinfError
 from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.home import LoopHome
+from aiorlinf.work.threads import make_loop, start_thread
 
 __all__ = ["LoopThread"]
 
@@ -28,12 +29,16 @@ class LoopThread:
     """
 
     def __init__(self, name: str) -> None:
-        self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self.loop: asyncio.AbstractEventLoop = make_loop(uvloop.new_event_loop)
         self._started = threading.Event()
         self.home: LoopHome
         self._closing: AsyncWork[Any] | None = None
         self._thread = threading.Thread(target=self._run, args=(name,), name=name, daemon=True)
-        self._thread.start()
+        try:
+            start_thread(self._thread)
+        except BaseException:
+            self.loop.close()
+            raise
         self._started.wait()
         if not _threads:
             atexit.unregister(_finish_all)

@@ -11,7 +11,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from aiorlinf.errors import ClosedError
+from aiorlinf.errors import AiorlinfError, ClosedError
+from aiorlinf.work.threads import start_thread
 
 __all__ = ["Job", "ThreadPool"]
 
@@ -66,28 +67,46 @@ class ThreadPool:
         self._idle = 0  # threads waiting for a job, less the jobs already on their way to them
         self._lock = threading.Lock()
         self._closed = False
-        _at_exit(self)
+        self._pid = os.getpid()
+        _open_pools.add(self)
 
-    def submit(self, call: Callable[[], Any], report: Callable[[Any, BaseException | None], None]) -> Job:
+    def submit(self, call: Callable[[], Any], report: Callable[[Any, BaseException | None], None], *, here: bool = False) -> Job:
         """Run ``call`` in a thread, then ``report(value, error)`` in that thread.
+
+        Args:
+            here: where the system gives no thread at all, run it in the caller's, before this returns.
 
         Raises:
             ClosedError: the pool was closed.
+            AiorlinfError: the system gives no thread at all, and it is not to be run here.
         """
         job = Job(call, report)
         with self._lock:
             if self._closed:
                 raise ClosedError(f"the threads of {self._name} are closed")
-            if self._idle > 0:
-                self._idle -= 1
-            elif len(self._threads) < self._max:
-                thread = threading.Thread(target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
-            else:
-                self._idle -= 1
-            self._jobs.put(job)
+            if self._queue_up(job, here):
+                return job
+        job.run()
         return job
+
+    def _queue_up(self, job: Job, here: bool) -> bool:
+        """Give it to a thread, to a new one if no other is idle. False: there is none."""
+        if self._idle <= 0 and len(self._threads) < self._max:
+            thread = threading.Thread(target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True)
+            try:
+                start_thread(thread)
+            except AiorlinfError:
+                if not self._threads:
+                    if here:
+                        return False
+                    raise
+                self._idle -= 1
+            else:
+                self._threads.append(thread)
+        else:
+            self._idle -= 1
+        self._jobs.put(job)
+        return True
 
     def close(self) -> None:
         """Refuse what has not started with ClosedError and let the threads end. Returns at once."""
@@ -132,21 +151,13 @@ class ThreadPool:
 
 
 _open_pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
-_registered = False
 
 
-def _at_exit(pool: ThreadPool) -> None:
-    global _registered
-    _open_pools.add(pool)
-    if not _registered:
-        _registered = True
-        atexit.register(_close_all, os.getpid())
-
-
-def _close_all(pid: int) -> None:
-    if pid != os.getpid():
-        return  # a fork has none of the threads, and may have inherited a lock that one of them held
-    pools = list(_open_pools)
+@atexit.register  # as this module is imported, so after those who need the threads for what they do at the end (`work.loop_thread`)
+def _close_all() -> None:
+    pid = os.getpid()
+    # What a fork has inherited has no threads there, and perhaps a lock that one of them held.
+    pools = [pool for pool in list(_open_pools) if pool._pid == pid]
     for pool in pools:
         pool.close()
     for pool in pools:

@@ -68,7 +68,7 @@ class AsyncFuncWork(FollowingWork[R]):
         """Run the function with no work before it."""
         func, args, kwargs = self._take_call()
         if func is not None and not self._state:
-            self._run(func, args, kwargs)
+            self._run(func, args, kwargs, here=True)
 
     def _advance(self) -> None:
         if self._func is None:
@@ -102,14 +102,27 @@ class AsyncFuncWork(FollowingWork[R]):
         self._func, self._args, self._kwargs = None, (), {}
         return func, args, kwargs
 
-    def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], source: AsyncWork[Any] | None = None) -> None:
-        """Call the function. `source` is a work whose value goes back there unless something begins with it."""
+    def _run(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        source: AsyncWork[Any] | None = None,
+        *,
+        here: bool = False,
+    ) -> None:
+        """Call the function.
+
+        Args:
+            source: a work whose value goes back there unless something begins with it.
+            here: what was to run in a private thread runs in this one if there is none. Not a user's then-step, which may take for ever.
+        """
         context = self._context
         if self._deadline.bounded:
             context.run(current_deadline.set, self._deadline)
         if self._threaded:
             _take(source)
-            self._call_in_thread(partial(context.run, func, *args, **kwargs))
+            self._call_in_thread(partial(context.run, func, *args, **kwargs), here)
             return
         try:
             value = context.run(func, *args, **kwargs)
