@@ -26,13 +26,15 @@ class Ledger:
     Attributes:
         written: of the stream, whether they have reached the kernel or not.
         received: of the peer's stream.
+        confirmed: of ours, by the peer.
     """
 
-    __slots__ = ("_kept", "_lent", "_start", "_told", "received", "written")
+    __slots__ = ("_kept", "_lent", "_start", "_told", "confirmed", "received", "written")
 
     def __init__(self) -> None:
         self.written: int = 0
         self.received: int = 0
+        self.confirmed: int = 0
         self._told = 0
         self._start = 0  # position of the first byte in `_kept`
         self._kept: deque[bytes | memoryview] = deque()
@@ -53,6 +55,7 @@ class Ledger:
         """
         if count > self.written or count < 0:
             raise WireError(f"the peer says that it has {count} bytes of {self.written}")
+        self.confirmed = max(self.confirmed, count)
         kept, start = self._kept, self._start
         while kept and start + len(kept[0]) <= count:
             start += len(kept.popleft())

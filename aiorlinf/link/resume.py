@@ -16,6 +16,9 @@ connection of the smaller address wins, as when a link is made. The attempts end
 - when the other side has given up already, or after `cluster.network.reconnect_timeout_s`.
 
 Then the link ends as it would have ended at the break.
+
+It also ends when it was restored again and again for that long and nothing of ours has come through: where a way drops large packets, the
+small ones of a handshake get through it.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ def resumes(hello: Hello) -> dict[str, Any] | None:
 class _Upheld:
     """A link that outlives its connections."""
 
-    __slots__ = ("began", "connection", "dialling", "error", "link", "number", "record", "task")
+    __slots__ = ("began", "connection", "dialling", "error", "in_vain", "link", "number", "record", "stuck_at", "stuck_since", "task")
 
     def __init__(self, link: Link, connection: Connection, record: WorkerRecord | None, number: int) -> None:
         self.link = link
@@ -77,6 +80,9 @@ class _Upheld:
         self.dialling = False
         self.error: BaseException | None = None
         self.began = 0.0
+        self.stuck_at = -1  # position of our stream at a break, ...
+        self.stuck_since = 0.0
+        self.in_vain = 0  # ... and how often it has been restored since then without having come any further
 
 
 class Resumptions:
@@ -149,8 +155,26 @@ class Resumptions:
             return
         upheld.error = error
         upheld.began = time.monotonic()
+        if self._in_vain(upheld):
+            return
         log.info("%s: the connection with %s was cut (%s)", link.local, link.identity, "end of stream" if error is None else error)
         upheld.task = self._home.spawn(self._restore(upheld), f"restore {link.remote}")
+
+    def _in_vain(self, upheld: _Upheld) -> bool:
+        """Whether to restore it does not help; then it has ended."""
+        ledger, link = upheld.connection.ledger, upheld.link
+        assert ledger is not None
+        if not ledger.kept_bytes or ledger.confirmed != upheld.stuck_at:
+            upheld.stuck_at, upheld.stuck_since, upheld.in_vain = ledger.confirmed, upheld.began, 0
+            return False
+        upheld.in_vain += 1
+        seconds = upheld.began - upheld.stuck_since
+        if seconds < self._timeout:
+            return False
+        text = f"its connection was restored {upheld.in_vain} times within {seconds:.1f} s, and nothing that was sent got through"
+        hint = "does the way between the two hosts drop large packets? (its MTU)"
+        self._give_up(upheld, PeerLost(f"{link.identity} cannot be reached: {text}", address=link.address, hint=hint))
+        return True
 
     async def _restore(self, upheld: _Upheld) -> None:
         link, connection = upheld.link, upheld.connection
@@ -216,10 +240,11 @@ class Resumptions:
 
     def judge(self, remote: Identity, told: dict[str, Any], hello: Hello) -> Hello | Refusal:
         """Answer a peer that wants to go on with a link. What has come over the old connection is final from here on."""
+        ended = Refusal("ended", f"{hello.speaker} has given that link up")
         link = self._links.get(remote.address)
         upheld = None if link is None else self._upheld.get(link)
         if upheld is None or upheld.link.state is not LinkState.UP or upheld.link.identity != remote or told.get("link") != upheld.number:
-            return Refusal("ended", f"{hello.speaker} has given that link up")
+            return ended
         if upheld.dialling and upheld.link.local < remote.address:
             return Refusal("yield", f"{hello.speaker} is connecting to {remote} at this moment")
         ledger = upheld.connection.ledger
@@ -227,7 +252,7 @@ class Resumptions:
         if upheld.connection.transport is not None:
             upheld.connection.detach()
             self._cut(upheld, ConnectionResetError("the peer has noticed a break"))
-        return self._saying(hello, upheld, ledger)
+        return self._saying(hello, upheld, ledger) if upheld in self._upheld.values() else ended
 
     def proved(self, remote: WorkerAddress, told: dict[str, Any], fresh: Connection, leftover: bytes) -> None:
         """A peer that was answered is here."""
