@@ -62,6 +62,7 @@ class Door:
         self._pause: asyncio.TimerHandle | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
+        self._complained = False
         listener.setblocking(False)
         self._open()
 
@@ -81,10 +82,9 @@ class Door:
             except (BlockingIOError, ConnectionAbortedError, InterruptedError):
                 return
             except OSError as error:
-                if error.errno not in _NONE_LEFT:
-                    raise
-                self._wait_for_room(str(error))
+                self._wait(error)
                 return
+            self._complained = False
             sock.setblocking(False)
             self._make_room()
             self._quiet[sock.fileno()] = (sock, self._loop.time())
@@ -102,11 +102,14 @@ class Door:
                     sock.shutdown(socket.SHUT_RDWR)
                     break
 
-    def _wait_for_room(self, why: str) -> None:
-        if self._quiet:
-            self._turn_away(next(iter(self._quiet)), why)
+    def _wait(self, why: OSError) -> None:
+        """There is no room, or a connection that was just cut reports it here (accept(2)), or a rule of the system forbids it."""
+        if self._quiet and why.errno in _NONE_LEFT:
+            self._turn_away(next(iter(self._quiet)), str(why))
             return
-        log.warning("a connection has to wait: %s", why)
+        if not self._complained:
+            self._complained = True  # once, until it works again
+            log.warning("connections have to wait: %s", why)
         self._loop.remove_reader(self._listener.fileno())
         self._pause = self._loop.call_later(_PAUSE_S, self._open)
 
