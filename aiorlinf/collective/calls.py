@@ -115,7 +115,7 @@ class CollectiveCalls:
                     raise UsageError(f"changed_only=True with a {type(obj).__name__}", hint="it is for a dict of tensors by name")
                 noted = circle.changes.note(obj)
                 what = circle.changes.since(obj)
-            message = _message(exchange, what)
+            message, _ = _message(exchange, what)
             departure = _departure(message)
             if not isinstance(message, bytes):
                 message.hold()
@@ -261,20 +261,20 @@ def _parts(exchange: Exchange, objects: Mapping[WorkerAddress, Any]) -> tuple[di
     parts: dict[WorkerAddress, Part] = {}
     try:
         for member, obj in objects.items():
-            message = _message(exchange, obj)
+            message, head = _message(exchange, obj)
             departure = _departure(message)
             if isinstance(message, bytes):
                 parts[member] = Part(message)
             else:
                 message.hold()
-                parts[member] = Part(message, departure, message.versions())
+                parts[member] = Part(message, head, departure, message.versions())
     except UsageError as error:
         return {}, error
     return parts, None
 
 
-def _message(exchange: Exchange, obj: Any) -> bytes | Flat:
-    """The object as bytes if it is small, else taken apart. Raises UsageError if it cannot travel."""
+def _message(exchange: Exchange, obj: Any) -> tuple[bytes | Flat, bytes]:
+    """The object as bytes if it is small, else taken apart, with its description. Raises UsageError if it cannot travel."""
     config = exchange.config
     message = encode_inline(obj, config.inline_max_bytes, allow_pickle=config.allow_pickle)
     size = len(message) if isinstance(message, bytes) else message.payload_bytes
@@ -283,14 +283,16 @@ def _message(exchange: Exchange, obj: Any) -> bytes | Flat:
             f"an object of {size} bytes is over the limit",
             hint=f"cluster.collective.max_message_bytes is {config.max_message_bytes}",
         )
+    head = b""
     if not isinstance(message, bytes):
-        described = len(encode_manifest(message))
+        head = encode_manifest(message)
+        described = len(head)
         if described > config.max_manifest_bytes:
             raise UsageError(
                 f"the object without its tensors and arrays takes {described} bytes",
                 hint=f"put bulk data into tensors or arrays; cluster.collective.max_manifest_bytes is {config.max_manifest_bytes}",
             )
-    return message
+    return message, head
 
 
 def _departure(message: bytes | Flat) -> Departure | None:

@@ -22,6 +22,7 @@ from aiorlinf.collective.changes import Changes
 from aiorlinf.collective.inbox import Inbox
 from aiorlinf.collective.notes import Key, Note, Step
 from aiorlinf.errors import AiorlinfError, ClosedError, PeerError, WireError
+from aiorlinf.link.lending import refuse
 from aiorlinf.link.link import Link, LinkState
 from aiorlinf.link.pending import PendingOperation, since
 from aiorlinf.wire.frames import FrameType
@@ -262,6 +263,8 @@ class Circle:
                     link.receiver.shared.refuse(memoryview(bytes.fromhex(note.text("place"))), [note.number("total")])
             elif note.step == Step.HEAD and "slot" in note.facts:
                 self.drain(sender, note.number("slot"), min(AHEAD, -(-note.number("total") // max(1, note.number("piece")))))
+            elif note.step == Step.PART and "lent" in note.facts:
+                refuse(self.exchange.table.peek(sender), bytes(note.body))
             elif note.step == Step.PART and "slot" in note.facts:
                 self.drain(sender, note.number("slot"))
         except (AiorlinfError, ValueError) as error:

@@ -173,12 +173,9 @@ class Exchange:
         if isinstance(message, bytes):  # a small payload with a long description
             self._check_size(len(message))
             return Outgoing(work, key, body=message, total=len(message))
-        return self._taken_apart(work, key, message, Departure.of(message))
-
-    def _taken_apart(self, work: AsyncWork[None], key: int, flat: Flat, departure: Departure | None) -> Outgoing:
-        total = flat.payload_bytes
-        out = Outgoing(work, key, flat=flat, manifest=self.describe(flat, total), total=total)
-        out.departure = departure
+        total = message.payload_bytes
+        out = Outgoing(work, key, flat=message, manifest=self.describe(message, total), total=total)
+        out.departure = Departure.of(message)
         return out
 
     def describe(self, flat: Flat, total: int) -> bytes:
@@ -192,16 +189,21 @@ class Exchange:
             )
         return manifest
 
-    def send_flat(self, peer: WorkerAddress, context: int, tag: int, flat: Flat, departure: Departure | None) -> AsyncWork[None]:
+    def send_flat(
+        self, peer: WorkerAddress, context: int, tag: int, flat: Flat, head: bytes, departure: Departure | None
+    ) -> AsyncWork[None]:
         """As `send`, without a time limit, of an object that was taken apart before, for a plain `recv`. Nothing of it is given away.
 
         Args:
-            flat: it must be held, and as it is not written to since.
+            flat: it must be held, and within the limits.
+            head: its description.
             departure: how far the streams of the one who made it had come, None if nothing of it is on an accelerator.
         """
         self.check(tag)
         work: AsyncWork[None] = AsyncWork(self.home, "send", abort=self._withdraw)
-        self._run(work, self._send, peer, self._taken_apart(work, stream_key(context, tag), flat, departure))
+        out = Outgoing(work, stream_key(context, tag), flat=flat, manifest=head, total=flat.payload_bytes)
+        out.departure = departure
+        self._run(work, self._send, peer, out)
         return work
 
     def send_tensor(self, peer: WorkerAddress, context: int, tensor: torch.Tensor, tag: int, timeout: float | None) -> AsyncWork[None]:
