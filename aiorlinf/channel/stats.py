@@ -20,7 +20,7 @@ class KeyStats:
     Attributes:
         key: itself.
         length, weight, bytes: of its items that can be taken.
-        oldest_age: seconds since the oldest of them came.
+        oldest_age_seconds: since the oldest of them came.
         waiting_gets: gets that wait for one.
     """
 
@@ -28,7 +28,7 @@ class KeyStats:
     length: int
     weight: float
     bytes: int
-    oldest_age: float
+    oldest_age_seconds: float
     waiting_gets: int
 
 
@@ -41,8 +41,8 @@ class ConsumerStats:
         queued, queued_weight: items that a policy chose for it and that it has not got yet.
         pending, pending_weight: these, and what it got and has not finished.
         held: items that it got and has not taken yet, or has on lease.
-        taken: items it got in all; `rate` of them per second, over the last ten.
-        speed: weight per second of work, None before it has finished anything.
+        taken: items it got in all; `items_per_second` over the last ten seconds.
+        weight_per_second: of work, None before it has finished anything.
         busy_seconds: time it has worked.
         waiting_gets: its gets that wait.
         redeliveries: items of its leases that went back to the queue.
@@ -55,8 +55,8 @@ class ConsumerStats:
     pending_weight: float
     held: int
     taken: int
-    rate: float
-    speed: float | None
+    items_per_second: float
+    weight_per_second: float | None
     busy_seconds: float
     waiting_gets: int
     redeliveries: int
@@ -90,9 +90,10 @@ class ChannelStats:
         held_bytes: of everything, also what is handed out and not taken yet; this is what `max_bytes` bounds.
         maxsize, max_bytes, policy: as created.
         ended: nothing more will come.
-        put_rate, get_rate: items per second, over the last ten.
+        puts_per_second, gets_per_second: items, over the last ten seconds.
         puts, gets: items in all.
-        wait_p50, wait_p90, wait_p99: seconds that half, 90 % and 99 % of the last thousand items waited; None before the first was taken.
+        wait_p50_seconds, wait_p90_seconds, wait_p99_seconds: that half, 90 % and 99 % of the last thousand items waited; None before the
+            first was taken.
         redeliveries: items that came back from a lease.
         open_leases: that have not ended.
         waiting_puts: that wait for room.
@@ -109,13 +110,13 @@ class ChannelStats:
     max_bytes: int | None
     policy: str
     ended: bool
-    put_rate: float
-    get_rate: float
+    puts_per_second: float
+    gets_per_second: float
     puts: int
     gets: int
-    wait_p50: float | None
-    wait_p90: float | None
-    wait_p99: float | None
+    wait_p50_seconds: float | None
+    wait_p90_seconds: float | None
+    wait_p99_seconds: float | None
     redeliveries: int
     open_leases: int
     waiting_puts: int
@@ -141,14 +142,14 @@ class ChannelStats:
 
     def __str__(self) -> str:
         items = f"{_items(self.length)}, weight {self.weight:g}, {self.held_bytes} bytes held{', ended' if self.ended else ''}"
-        lines = [f"channel {self.name}: {items}; {self.put_rate:.1f} puts/s, {self.get_rate:.1f} gets/s"]
+        lines = [f"channel {self.name}: {items}; {self.puts_per_second:.1f} puts/s, {self.gets_per_second:.1f} gets/s"]
         lines += [
-            f"  key {key.key!r}: {_items(key.length)}, weight {key.weight:g}, oldest {key.oldest_age:.1f} s"
+            f"  key {key.key!r}: {_items(key.length)}, weight {key.weight:g}, oldest {key.oldest_age_seconds:.1f} s"
             for key in self.keys
             if key.key is not None or len(self.keys) > 1
         ]
         for consumer in self.consumers:
-            speed = "" if consumer.speed is None else f", {consumer.speed:.3g} weight/s"
+            speed = "" if consumer.weight_per_second is None else f", {consumer.weight_per_second:.3g} weight/s"
             done = f"{_items(consumer.taken)}, {consumer.pending} pending{speed}"
             lines.append(f"  to {consumer.name}: {done}, busy {consumer.busy_seconds:.1f} s")
         for producer in self.producers:

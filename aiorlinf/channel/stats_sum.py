@@ -15,8 +15,8 @@ _SUMS = (
     "weight",
     "bytes",
     "held_bytes",
-    "put_rate",
-    "get_rate",
+    "puts_per_second",
+    "gets_per_second",
     "puts",
     "gets",
     "redeliveries",
@@ -33,7 +33,7 @@ def sum_stats(name: str, parts: Sequence[ChannelStats]) -> ChannelStats:
     The bounds are of each replica. A producer is open as long as it is somewhere.
     """
     changes: dict[str, Any] = {what: sum(getattr(part, what) for part in parts) for what in _SUMS}
-    for what in ("wait_p50", "wait_p90", "wait_p99"):
+    for what in ("wait_p50_seconds", "wait_p90_seconds", "wait_p99_seconds"):
         changes[what] = max((value for part in parts if (value := getattr(part, what)) is not None), default=None)
     changes["name"] = name
     changes["worker"] = ", ".join(part.worker for part in parts)
@@ -56,9 +56,9 @@ def _sum(one: Part, two: Part) -> Part:
     changes: dict[str, Any] = {}
     for each in fields(one):
         left, right = getattr(one, each.name), getattr(two, each.name)
-        if each.name == "oldest_age":
+        if each.name == "oldest_age_seconds":
             changes[each.name] = max(left, right)
-        elif each.name == "speed":
+        elif each.name == "weight_per_second":
             changes[each.name] = right if left is None else left if right is None else (left + right) / 2
         elif each.name == "state":
             changes[each.name] = "open" if "open" in (left, right) else left

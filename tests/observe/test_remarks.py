@@ -30,7 +30,7 @@ def call(name: str, age: float) -> dict[str, Any]:
 
 
 def consumer(name: str, taken: int, rate: float, waiting: int = 0) -> dict[str, Any]:
-    return {"name": name, "taken": taken, "rate": rate, "waiting_gets": waiting, "pending": 0}
+    return {"name": name, "taken": taken, "items_per_second": rate, "waiting_gets": waiting, "pending": 0}
 
 
 def test_nothing_is_said_of_a_job_that_works() -> None:
@@ -77,12 +77,12 @@ def test_a_receive_in_another_group() -> None:
 
 
 def test_a_full_channel_an_empty_one_and_a_key_that_nobody_wants() -> None:
-    (full,) = of_channel(length=4, waiting_puts=3, get_rate=0.0)
+    (full,) = of_channel(length=4, waiting_puts=3, gets_per_second=0.0)
     assert full == "channel 'traj' is full (4 of 4): 3 puts wait, and nobody takes anything from it"
-    (empty,) = of_channel(call("get", 5.0), length=0, put_rate=0.0, consumers=[consumer("x", 0, 0.0, 1)])
+    (empty,) = of_channel(call("get", 5.0), length=0, puts_per_second=0.0, consumers=[consumer("x", 0, 0.0, 1)])
     assert empty == "channel 'traj' is empty: 1 get waits, and its producers (p) put nothing"
-    assert of_channel(call("get", 0.5), length=0, put_rate=0.0, consumers=[consumer("x", 0, 0.0, 1)]) == []
-    keys = [{"key": "b", "length": 2, "bytes": 9, "oldest_age": 30.0, "waiting_gets": 0}]
+    assert of_channel(call("get", 0.5), length=0, puts_per_second=0.0, consumers=[consumer("x", 0, 0.0, 1)]) == []
+    keys = [{"key": "b", "length": 2, "bytes": 9, "oldest_age_seconds": 30.0, "waiting_gets": 0}]
     assert of_channel(keys=keys, takes={"x": ["a"]}) == ["channel 'traj': 2 items of key 'b' lie there, which no consumer has asked for"]
 
 

@@ -47,11 +47,11 @@ def wait(peer: str, age: float) -> dict[str, Any]:
 
 def channel() -> dict[str, Any]:
     of_each = {"waiting_gets": 1, "pending": 0}
-    consumers = [{"name": name, "rate": float(taken), "taken": taken, **of_each} for name, taken in (("x", 9), ("y", 1))]
-    keys = [{"key": key, "length": 2, "bytes": 9, "oldest_age": 3.0, "waiting_gets": 0} for key in ("a", None)]
+    consumers = [{"name": name, "items_per_second": float(taken), "taken": taken, **of_each} for name, taken in (("x", 9), ("y", 1))]
+    keys = [{"key": key, "length": 2, "bytes": 9, "oldest_age_seconds": 3.0, "waiting_gets": 0} for key in ("a", None)]
     facts: dict[str, Any] = {"name": "traj", "worker": "channel.traj:0", "length": 4, "maxsize": 4, "held_bytes": 5_000_000, "ended": False}
     facts["policy"] = "shortest_queue"
-    rates = {"put_rate": 12.0, "get_rate": 10.0, "waiting_puts": 3}
+    rates = {"puts_per_second": 12.0, "gets_per_second": 10.0, "waiting_puts": 3}
     producers = [{"name": "p", "state": "open"}, {"name": "q", "state": "lost"}]
     workers = {"producers": {"p": "a:0"}, "consumers": {"x": "b:0"}}
     return {

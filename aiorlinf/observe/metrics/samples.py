@@ -131,7 +131,7 @@ def _of_channel(channel: Mapping[str, Any]) -> Iterator[Sample]:
     yield Sample("aiorlinf_channel_redeliveries_total", channel["redeliveries"], labels)
     yield Sample("aiorlinf_channel_waiting_puts", figures.waiting_puts, labels)
     yield Sample("aiorlinf_channel_waiting_gets", figures.waiting_gets, labels)
-    for name, quantile in (("wait_p50", "0.5"), ("wait_p90", "0.9"), ("wait_p99", "0.99")):
+    for name, quantile in (("wait_p50_seconds", "0.5"), ("wait_p90_seconds", "0.9"), ("wait_p99_seconds", "0.99")):
         if channel[name] is not None:
             yield Sample("aiorlinf_channel_wait_seconds", channel[name], {**labels, "quantile": quantile})
     if figures.balance is not None:

@@ -132,7 +132,7 @@ class ChannelFigures:
         name, worker: which, and who holds it.
         length, maxsize, held_bytes: items, their bound (0: none), bytes.
         oldest_s: age of the oldest item.
-        put_rate, get_rate: items per second, over the last ten.
+        puts_per_s, gets_per_s: items per second, over the last ten.
         producers, consumers: open ones.
         waiting_gets, waiting_puts: calls that wait.
         balance: how evenly its consumers get items: what they get on average, to what the busiest gets; 1.0 is even, 1/n is one of n who
@@ -146,8 +146,8 @@ class ChannelFigures:
     maxsize: int
     held_bytes: int
     oldest_s: float
-    put_rate: float
-    get_rate: float
+    puts_per_s: float
+    gets_per_s: float
     producers: int
     consumers: int
     waiting_gets: int
@@ -158,7 +158,7 @@ class ChannelFigures:
 
 def channel_figures(channel: Mapping[str, Any]) -> ChannelFigures:
     """Of one channel, as its worker tells of it (`channel.pending.seen_channels`)."""
-    rates = [consumer["rate"] for consumer in channel["consumers"]]
+    rates = [consumer["items_per_second"] for consumer in channel["consumers"]]
     most = max(rates, default=0.0)
     return ChannelFigures(
         name=channel["name"],
@@ -166,9 +166,9 @@ def channel_figures(channel: Mapping[str, Any]) -> ChannelFigures:
         length=channel["length"],
         maxsize=channel["maxsize"],
         held_bytes=channel["held_bytes"],
-        oldest_s=max((key["oldest_age"] for key in channel["keys"]), default=0.0),
-        put_rate=channel["put_rate"],
-        get_rate=channel["get_rate"],
+        oldest_s=max((key["oldest_age_seconds"] for key in channel["keys"]), default=0.0),
+        puts_per_s=channel["puts_per_second"],
+        gets_per_s=channel["gets_per_second"],
         producers=sum(producer["state"] == "open" for producer in channel["producers"]),
         consumers=len(rates),
         waiting_gets=sum(consumer["waiting_gets"] for consumer in channel["consumers"]),

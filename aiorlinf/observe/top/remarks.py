@@ -139,16 +139,16 @@ def _of_channel(now: JobState, channel: Mapping[str, Any]) -> Iterator[str]:
     figures = channel_figures(channel)
     name = f"channel {channel['name']!r}"
     if figures.maxsize and figures.length >= figures.maxsize and figures.waiting_puts:
-        rate = f"its consumers take {figures.get_rate:.1f} items/s" if figures.get_rate else "nobody takes anything from it"
+        rate = f"its consumers take {figures.gets_per_s:.1f} items/s" if figures.gets_per_s else "nobody takes anything from it"
         yield f"{name} is full ({figures.length} of {figures.maxsize}): {_waits(figures.waiting_puts, 'put')}, and {rate}"
-    if not figures.length and figures.waiting_gets and not figures.put_rate and not figures.ended and _waits_long(now, channel):
+    if not figures.length and figures.waiting_gets and not figures.puts_per_s and not figures.ended and _waits_long(now, channel):
         open_ones = [f"{each['name']}" for each in channel["producers"] if each["state"] == "open"]
         who = f"its producers ({_names(open_ones)}) put nothing" if open_ones else "it has no producer"
         yield f"{name} is empty: {_waits(figures.waiting_gets, 'get')}, and {who}"
     yield from _uneven(name, channel, figures)
     for key in channel["keys"]:
         takers = [consumer for consumer, keys in channel["takes"].items() if keys is None or key["key"] in keys]
-        if key["length"] and channel["takes"] and not takers and key["oldest_age"] >= _PATIENCE_S:
+        if key["length"] and channel["takes"] and not takers and key["oldest_age_seconds"] >= _PATIENCE_S:
             shown = "without a key" if key["key"] is None else f"of key {key['key']!r}"
             yield f"{name}: {_count(key['length'], 'item')} {shown} lie there, which no consumer has asked for"
 
@@ -158,15 +158,13 @@ def _uneven(name: str, channel: Mapping[str, Any], figures: ChannelFigures) -> I
     taken = sum(each["taken"] for each in consumers)
     if figures.balance is None or figures.balance >= UNEVEN or taken < _FEW_ITEMS:
         return
-    most = max(consumers, key=lambda each: each["rate"])
-    least = min(consumers, key=lambda each: each["rate"])
+    most = max(consumers, key=lambda each: each["items_per_second"])
+    least = min(consumers, key=lambda each: each["items_per_second"])
     idle = sum(each["waiting_gets"] > 0 for each in consumers if each is not most)
     policy = f"its policy is {channel['policy']}" if channel["policy"] else "it has no policy: whoever asks first gets the next item"
     doing = f"{_waits(idle, 'other')} for items meanwhile" if idle else "nobody waits: the others are slower"
-    yield (
-        f"{name} is uneven: {_who(most, channel)} gets {most['rate']:.1f} items/s, {_who(least, channel)} {least['rate']:.1f}, "
-        f"of {len(consumers)} consumers; {doing}; {policy}{''.join(_other_keys(most, channel))}"
-    )
+    rates = f"{_who(most, channel)} gets {most['items_per_second']:.1f} items/s, {_who(least, channel)} {least['items_per_second']:.1f}"
+    yield f"{name} is uneven: {rates}, of {len(consumers)} consumers; {doing}; {policy}{''.join(_other_keys(most, channel))}"
 
 
 def _other_keys(most: Mapping[str, Any], channel: Mapping[str, Any]) -> Iterator[str]:

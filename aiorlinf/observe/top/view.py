@@ -150,8 +150,8 @@ def _channels(now: JobState) -> _Table:
                 Cell(f"{each.length}/{each.maxsize}" if each.maxsize else f"{each.length}", "warning" if full or starving else "", True),
                 Cell(_size(each.held_bytes), right=True),
                 _age(each.oldest_s if each.length else None),
-                _rate(each.put_rate),
-                _rate(each.get_rate),
+                _rate(each.puts_per_s),
+                _rate(each.gets_per_s),
                 Cell(_waiting(each.producers, each.waiting_puts), right=True),
                 Cell(_waiting(each.consumers, each.waiting_gets), right=True),
                 Cell("", right=True)
@@ -170,7 +170,7 @@ def _keys(now: JobState) -> _Table:
             Cell("" if key["key"] is None else f"{key['key']}"),
             _number(key["length"], "warning" if key["length"] and not takers else ""),
             Cell(_size(key["bytes"]), right=True),
-            _age(key["oldest_age"] if key["length"] else None),
+            _age(key["oldest_age_seconds"] if key["length"] else None),
             _number(key["waiting_gets"]),
             Cell(", ".join(takers)),
         )
@@ -191,7 +191,7 @@ def _consumers(now: JobState) -> _Table:
             Cell(channel["workers"]["consumers"].get(each["name"], "")),
             Cell(f"{each['taken'] / taken:.0%}" if taken else "", right=True),
             _number(each["taken"]),
-            _rate(each["rate"]),
+            _rate(each["items_per_second"]),
             _number(each["pending"]),
         )
         for channel in now.channels()

@@ -41,7 +41,7 @@ class Flag:
     """Something that is either so or not yet, for other processes to see."""
 
     def __init__(self, memory: Memory | None = None) -> None:
-        self.memory = SharedMemory(1) if memory is None else memory
+        self.memory: Memory = SharedMemory(1) if memory is None else memory
         if memory is None:
             self._byte.value = 0
 
