@@ -121,3 +121,70 @@ def test_of_a_forked_process_while_its_parent_goes_on(tmp_path: Path) -> None:
         exchange()
         """,
     )
+
+
+def test_of_a_close_that_was_begun(tmp_path: Path) -> None:
+    """It has its threads until it is over, also those that were started after the worker's own."""
+    _ends_well(
+        tmp_path,
+        """
+        import torch
+        import aiorlinf
+
+        a = aiorlinf.init("a:0")
+        b = aiorlinf.init("b:0", manager=a.manager_address, token=a.token)
+        sent = a.send(torch.ones(1 << 20), "b:0")
+        b.recv("a:0").wait(20)
+        sent.wait(20)
+        b.close()
+        a.close()
+        """,
+    )
+
+
+def test_of_a_forked_process_inside_a_block(tmp_path: Path) -> None:
+    """What the child leaves the block with is what it ends with; the parent's worker goes on."""
+    _ends_well(
+        tmp_path,
+        """
+        import os
+        import sys
+        import aiorlinf
+
+        with aiorlinf.init("a:0") as a:
+            child = os.fork()
+            if child == 0:
+                sys.exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            sent = a.send(1, "a:0")
+            assert a.recv("a:0").wait(20) == 1
+            sent.wait(20)
+        """,
+    )
+
+
+def test_of_a_loop_before_its_worker_has_joined(tmp_path: Path) -> None:
+    """All tasks of the loop are cancelled then, and one that is begun would never be done."""
+    _ends_well(
+        tmp_path,
+        """
+        import asyncio
+        import socket
+        import threading
+        import warnings
+        import aiorlinf
+
+        warnings.simplefilter("ignore", ResourceWarning)  # of the worker that nobody has closed
+
+        async def main():
+            with socket.create_server(("127.0.0.1", 0)) as silent:
+                where = f"127.0.0.1:{silent.getsockname()[1]}"
+                worker = aiorlinf.init("a:0", manager=where, token="x")
+                await asyncio.sleep(0.05)
+            return worker
+
+        worker = asyncio.run(main())
+        assert worker.closed
+        assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
+        """,
+    )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 
 import pytest
 
+from aiorlinf import init
 from aiorlinf.collective.inbox import Inbox
 from aiorlinf.link.incoming import Receive
 from aiorlinf.link.mailbox import Mailbox
@@ -64,3 +66,29 @@ async def test_many_sends_that_wait_are_cancelled_one_by_one(stream_pair: Pair) 
     assert [await pair.ba.recv(tag=1, timeout=10) for _ in range(100)] == list(range(0, 200, 2))
     sender = pair.a._table.obtain(pair.b.address).sender
     assert sender._waiting == {}
+
+
+@pytest.mark.asyncio
+async def test_membership_streams_that_are_dropped_keep_no_news(stream_pair: Pair) -> None:
+    a = stream_pair.a
+    kept = a.membership()
+    assert (await kept.next(20)).address == "b:0"
+    heard: list[str] = []
+    for _ in range(50):
+        dropped = a.membership()
+        await dropped.next(20)
+        abandoned = a.membership()
+        abandoned.next().cancel()
+    chain = a.membership()
+    assert (await chain.next(20)).address == "b:0"
+    chain.next().then(lambda event: heard.append(str(event)))
+    del dropped, abandoned, chain  # a chain hangs on the last one, which is all that is left of it
+    gc.collect()
+    assert len(a._streams.now()) == 2
+    async with init("c:0", manager=a.manager_address, token=a.token):
+        assert str(await kept.next(20)) == "c:0#1 joined"
+        while not heard:
+            await asyncio.sleep(0.01)
+    assert heard == ["c:0#1 joined"]
+    gc.collect()
+    assert a._streams.now() == [kept]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import cast
 
 import pytest
 import uvloop
@@ -197,3 +200,35 @@ async def test_without_descriptors_the_silent_make_way_and_the_others_wait() -> 
                 with contextlib.suppress(ConnectionError):
                     sock.send(WORD)
             await until(lambda: any(guest.heard == WORD for guest in made.guests))
+
+
+@on_both_loops
+async def test_whatever_accepting_fails_with_the_next_ones_come_in(caplog: pytest.LogCaptureFixture) -> None:
+    for number in (errno.EPERM, errno.EPROTO, errno.ENETUNREACH):
+        async with house() as made:
+            real = made.door._listener
+            failing = _Failing(real, OSError(number, os.strerror(number)))
+            made.door._listener = cast(socket.socket, failing)
+            with made.knock(WORD) as guest:
+                await until(lambda: failing.tries >= 3)  # noqa: B023  # it is over before the next one
+                assert not is_closed(guest)
+                made.door._listener = real
+                await until(lambda: any(guest.heard == WORD for guest in made.guests))
+        assert caplog.text.count(f"connections have to wait: [Errno {number}]") == 1
+        caplog.clear()
+
+
+class _Failing:
+    """A listening socket that cannot accept."""
+
+    def __init__(self, sock: socket.socket, error: OSError) -> None:
+        self._sock = sock
+        self._error = error
+        self.tries = 0
+
+    def accept(self) -> None:
+        self.tries += 1
+        raise self._error
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
