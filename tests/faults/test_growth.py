@@ -74,6 +74,7 @@ async def test_membership_streams_that_are_dropped_keep_no_news(stream_pair: Pai
     kept = a.membership()
     assert (await kept.next(20)).address == "b:0"
     heard: list[str] = []
+    dropped = abandoned = kept
     for _ in range(50):
         dropped = a.membership()
         await dropped.next(20)

@@ -28,7 +28,7 @@ def config() -> JobConfig:
 
 def run_sender(pipe: Pipe) -> Any:
     async def main() -> Any:
-        resume._FUTILE_TRIES = 2  # type: ignore[misc]  # a second or so; by default it is some more
+        resume._FUTILE_TRIES = 2  # a second or so; by default it is some more
         async with (
             manager(config=config(), host="10.77.0.1", job="j") as service,
             init("a:0", manager=service.address, token=TOKEN) as a,
@@ -52,7 +52,7 @@ def run_sender(pipe: Pipe) -> Any:
 
 def run_receiver(pipe: Pipe, address: str) -> None:
     async def main() -> None:
-        resume._FUTILE_TRIES = 2  # type: ignore[misc]
+        resume._FUTILE_TRIES = 2
         async with init("b:0", manager=address, token=TOKEN) as b:
             await b.send("here", "a:0")
             while True:
