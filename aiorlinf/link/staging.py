@@ -348,8 +348,7 @@ class Landing:
         current, stream = runtime.current_stream(index), runtime.side_stream(index, IN)
         copy = runtime.empty(tensor.nbytes, index, stream)
         if tensor.nbytes:
-            runtime.copy(copy, byte_tensor(tensor), stream)
-            runtime.hold(tensor, stream)
+            runtime.copy(copy, byte_tensor(tensor), stream)  # `fill` has said already that the stream uses this memory
         runtime.wait(current, runtime.record(stream))
         return copy
 

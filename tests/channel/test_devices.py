@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from aiorlinf import Channel
 from aiorlinf.errors import BackendUnavailable, ChannelEmpty, UsageError
 from aiorlinf.testing.fake import FakeAccelerator
 from tests.channel.places import KINDS, place
@@ -143,3 +145,21 @@ async def test_memory_that_runs_short(fake: FakeAccelerator, monkeypatch: pytest
         with pytest.raises(UsageError):
             async with place("local", offload_above=wrong) as here:
                 await here.handle()
+
+
+async def test_the_getter_uses_memory_of_the_putters_stream(fake: FakeAccelerator) -> None:
+    """It is handed over as it is; nobody may get it before the getter's stream is through with it."""
+    async with Channel.local("here") as channel:
+        usual = fake.current_stream(0)
+        fake.set_stream(fake.new_stream())
+        putting = channel.put([fake.late(torch.arange(10.0))])
+        fake.set_stream(usual)
+        await putting
+        (got,) = await channel.get()
+        fake.launch("a use of it", usual, lambda: None, reads=[got], ticks=1000)
+        del got, putting
+        await channel.put("another")  # with it the channel forgets the one that was handed out before
+        assert await channel.get() == "another"
+        gc.collect()
+        assert fake.memory(0)[0] == fake.memory(0)[1]
+        assert fake.faults == []

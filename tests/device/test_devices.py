@@ -154,7 +154,7 @@ async def test_order_and_many_at_once(fake: FakeAccelerator, maker: FakeMaker) -
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("where", ["cannot be made", "sender", "receiver"])
+@pytest.mark.parametrize("where", ["cannot be made", "sender", "receiver", "midway"])
 async def test_a_pair_that_fails(fake: FakeAccelerator, maker: FakeMaker, caplog: pytest.LogCaptureFixture, where: str) -> None:
     async with workers("nccl") as pair:
         if where == "cannot be made":

@@ -11,7 +11,10 @@ import torch
 
 from aiorlinf.config import CollectiveConfig
 from aiorlinf.errors import AiorlinfError, BackendUnavailable, PeerLost, RemoteError, UsageError
+from aiorlinf.link.memory import byte_tensor
+from aiorlinf.link.staging import ready_now
 from aiorlinf.testing.fake import FakeAccelerator
+from aiorlinf.wire.leaves import Device
 from aiorlinf.work.base import AsyncWork
 from tests.link.stage import Side, StepHome, StepLoop, join
 
@@ -32,6 +35,7 @@ class Two:
         join(self.loop, self.a, self.b)
         self.a.up()
         self.b.up()
+        self.closed = False
 
     def flow(self, rounds: int = 10) -> None:
         """Everything but the device."""
@@ -70,6 +74,9 @@ class Two:
         return work
 
     def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
         for side in (self.a, self.b):
             side.link.end(lambda: PeerLost("over"))
         self.flow()
@@ -352,6 +359,86 @@ def test_what_is_in_cpu_memory_has_no_order(two: Two, fake: FakeAccelerator) -> 
     two.settle(fake)
     assert sent.done()
     assert holds(fake, got.result()[0])
+
+
+# ---- memory that is let go of before the device is through with it
+
+
+def test_the_worker_is_closed_while_the_device_copies_out(two: Two, fake: FakeAccelerator) -> None:
+    sent = two.send([fake.late(VALUES, ticks=FOREVER)])
+    two.close()  # nobody but the device has the tensor now
+    assert isinstance(error_of(sent), PeerLost)
+    del sent
+    gc.collect()
+    assert fake.memory(0)[0] == fake.memory(0)[1]
+    assert fake.faults == []
+
+
+@pytest.mark.parametrize("target", ["cpu", "fake:1"])
+def test_what_is_brought_elsewhere_is_dropped_where_it_was(two: Two, fake: FakeAccelerator, target: str) -> None:
+    """Memory of a stream that is none of ours, as that of a pair between devices is."""
+    source = byte_tensor(fake.tensor(VALUES))
+    arrived: list[torch.Tensor] = []
+
+    def then(tensors: list[torch.Tensor] | None, error: Exception | None) -> None:
+        assert tensors is not None, error
+        arrived.extend(tensors)
+
+    landing = two.b.link.receiver.delivery.landing
+    assert landing.bring([source], [Device.OTHER], torch.device(target), then)
+    del source
+    gc.collect()
+    assert fake.memory(0)[0] == fake.memory(0)[1]
+    assert fake.faults == []
+    two.settle(fake)
+    assert holds(fake, arrived[0].view(torch.int32))
+
+
+def test_what_is_filled_is_dropped_when_the_worker_is_closed(two: Two, fake: FakeAccelerator) -> None:
+    out = fake.tensor(torch.zeros_like(VALUES))
+    two.b.link.receiver.delivery.landing.fill(out, byte_tensor(VALUES), ready_now(out), lambda error: None)
+    two.close()  # nobody but the device has the tensor now
+    del out
+    gc.collect()
+    assert fake.memory(0)[0] == fake.memory(0)[1]
+    assert fake.faults == []
+
+
+def test_another_stream_uses_what_was_received(two: Two, fake: FakeAccelerator) -> None:
+    """One that is current neither at the receive nor when the message comes, but where `wait_stream` is called."""
+    two.send([fake.tensor(VALUES)])
+    fake.drain()
+    two.flow()
+    usual, mine = fake.current_stream(0), fake.new_stream()
+    got = two.b.exchange.recv_to(two.b.other, 0, 0, None, None)
+    fake.set_stream(mine)
+    got.wait_stream()
+    fake.set_stream(usual)
+    two.flow()
+    fake.launch("a use of it", mine, lambda: None, reads=[got.result()[0]], ticks=FOREVER)
+    del got
+    fake.step(20)  # the copy is over, the use is not
+    two.flow()
+    gc.collect()
+    assert fake.memory(0)[0] == fake.memory(0)[1]
+    assert fake.faults == []
+
+
+def test_the_memory_of_another_stream_is_given_back_and_dropped(two: Two, fake: FakeAccelerator) -> None:
+    mine = fake.new_stream()
+    out = fake.late(torch.zeros_like(VALUES), stream=mine)
+    fake.wait(fake.current_stream(0), fake.record(mine))
+    got = two.recv_tensor(out)
+    two.send_tensor(fake.tensor(VALUES))
+    two.settle(fake)
+    assert got.done()
+    got.cancel()  # it is copied now, for whoever receives next
+    del out, got
+    gc.collect()
+    assert fake.faults == []
+    again = two.recv_tensor(fake.tensor(torch.zeros_like(VALUES)))
+    two.settle(fake)
+    assert holds(fake, again.result())
 
 
 # ---- without one of the waits

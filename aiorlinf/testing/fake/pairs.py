@@ -27,7 +27,7 @@ class FakeMaker:
     Attributes:
         unmakable: why no pair can be made, None if it can.
         made: how many ends were made.
-        broken: a transfer fails on this side ("sender", "receiver"), once.
+        broken: a transfer fails on this side ("sender", "receiver"), once; "midway": on the sender's, whose device has begun it already.
         failures: how many transfers have failed.
         crowded: how often a device was given a transfer of one pair while it had one of another, in the same direction.
     """
@@ -123,6 +123,10 @@ class FakePair:
         if self._retired:
             then(RuntimeError("the pair is closed"))
             return
+        if maker.broken == "midway" and not self._rank:
+            for leaf in leaves:
+                maker.fake.copy(maker.fake.pinned(leaf.numel()), leaf, self._stream)
+            maker.broken = "sender"
         if maker.broken == ("receiver" if self._rank else "sender"):
             maker.broken = None
             maker.failures += 1
