@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
+import functools
 import multiprocessing
 import os
 import tempfile
-import threading
 import time
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 import uvloop
 
 from aiorlinf import Worker, init
+from aiorlinf.testing.child import Told, run_child, say
 
 __all__ = ["LoopKind", "Peer", "PeerFailed", "Pipe", "process", "run_loop", "run_worker", "worker"]
 
@@ -30,6 +29,8 @@ LoopKind = Literal["asyncio", "uvloop"]
 
 LIMIT_S = 25.0
 """Seconds that a test waits for anything from another process."""
+
+_LOOK_S = 0.005
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.peers", "pytest"])
@@ -52,7 +53,7 @@ class Pipe:
 
     def say(self, obj: object) -> None:
         """To the test, which gets it by `Peer.hear`."""
-        self._connection.send(("said", obj))
+        say(self._connection, obj)
 
     def hear(self, limit: float | None = LIMIT_S) -> Any:
         """Block for what the test says, at most `limit` seconds; None: as long as the test lives."""
@@ -68,9 +69,7 @@ class Peer:
         self._child = child
         self._connection = connection
         self._log = log
-        self._said: list[Any] = []
-        self._outcome: tuple[Any, ...] | None = None
-        self._ended = False
+        self._told = Told(connection)
         self.pid: int = child.pid
 
     def said_on_stderr(self) -> str:
@@ -84,74 +83,57 @@ class Peer:
 
     async def hear(self) -> Any:
         """What the function says next."""
-        end = time.monotonic() + LIMIT_S
-        while not self._said:
-            if self._outcome is not None or not self._look():
-                self._check_alive(end, "said nothing")
-                await asyncio.sleep(0.005)
-        return self._said.pop(0)
+        await self._until(lambda: bool(self._told.said), "said nothing")
+        return self._told.said.popleft()
 
     def wait_hear(self) -> Any:
         """As `hear`, for synchronous code."""
-        end = time.monotonic() + LIMIT_S
-        while not self._said:
-            if self._outcome is not None or not self._look():
-                self._check_alive(end, "said nothing")
-                time.sleep(0.005)
-        return self._said.pop(0)
+        self._wait_until(lambda: bool(self._told.said), "said nothing")
+        return self._told.said.popleft()
 
     async def result(self) -> Any:
         """What the function returns; raises PeerFailed if it raised, or if the process died."""
-        end = time.monotonic() + LIMIT_S
-        while self._outcome is None:
-            if not self._look():
-                self._check_alive(end, "is not over")
-                await asyncio.sleep(0.005)
+        await self._until(lambda: self._told.outcome is not None, "is not over")
         return self._value()
 
     def wait_result(self) -> Any:
         """As `result`, for synchronous code."""
-        end = time.monotonic() + LIMIT_S
-        while self._outcome is None:
-            if not self._look():
-                self._check_alive(end, "is not over")
-                time.sleep(0.005)
+        self._wait_until(lambda: self._told.outcome is not None, "is not over")
         return self._value()
+
+    async def _until(self, there: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + LIMIT_S
+        while not there():
+            if self._told.outcome is not None or not self._told.look():
+                self._check_alive(end, what)
+                await asyncio.sleep(_LOOK_S)
+
+    def _wait_until(self, there: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + LIMIT_S
+        while not there():
+            if self._told.outcome is not None or not self._told.look():
+                self._check_alive(end, what)
+                time.sleep(_LOOK_S)
 
     def kill(self) -> None:
         """SIGKILL, by its process id."""
         self._child.kill()
         self._child.join(LIMIT_S)
 
-    def _look(self) -> bool:
-        """Take one message of the process, if there is one."""
-        try:
-            if not self._connection.poll():
-                return False
-            message = self._connection.recv()
-        except (EOFError, ConnectionResetError):
-            self._ended = True
-            return False
-        if message[0] == "said":
-            self._said.append(message[1])
-        else:
-            self._outcome = message
-        return True
-
     def _check_alive(self, end: float, what: str) -> None:
-        if self._outcome is not None and self._outcome[0] == "raised":
+        if self._told.raised:
             self._value()
-        if not self._child.is_alive() and (self._ended or not self._connection.poll()):
+        if not self._child.is_alive() and (self._told.ended or not self._connection.poll()):
             raise PeerFailed("", "", f"process {self.pid} died with {self._child.exitcode}:\n{self.said_on_stderr()}")
         if time.monotonic() > end:
             raise PeerFailed("TimeoutError", "", f"process {self.pid} {what} within {LIMIT_S} s:\n{self.said_on_stderr()}")
 
     def _value(self) -> Any:
-        assert self._outcome is not None
-        if self._outcome[0] == "raised":
-            _, type_name, text, trace = self._outcome
+        assert self._told.outcome is not None
+        if self._told.raised:
+            _, type_name, text, trace = self._told.outcome
             raise PeerFailed(type_name, text, f"in process {self.pid}:\n{trace}\n{self.said_on_stderr()}")
-        return self._outcome[1]
+        return self._told.outcome[1]
 
 
 @contextlib.contextmanager
@@ -223,26 +205,4 @@ def _main(
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    with open(log, "ab", buffering=0) as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    os.environ.update(env)
-    if prepare is not None:
-        prepare()
-    threading.Thread(target=_end_with_parent, name="watch the parent", daemon=True).start()
-    outcome: tuple[Any, ...]
-    try:
-        outcome = ("value", function(Pipe(connection), *args))
-    except BaseException as error:  # all of it is reported to the test
-        outcome = ("raised", type(error).__name__, str(error), traceback.format_exc())
-    try:
-        connection.send(outcome)
-    except BrokenPipeError:  # the test has lost its interest
-        pass
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    ctypes.CDLL(None)._exit(1)
+    run_child(connection, log, env, functools.partial(function, Pipe(connection), *args), prepare or (lambda: None))

@@ -20,7 +20,6 @@ the cluster, and with the process that made it, whatever happens. A fork server 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import inspect
 import multiprocessing
 import os
@@ -28,11 +27,9 @@ import pickle
 import signal
 import tempfile
 import threading
-import traceback
-from collections import deque
 from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 import uvloop
@@ -40,6 +37,7 @@ import uvloop
 from aiorlinf.address import WorkerAddress
 from aiorlinf.errors import UsageError
 from aiorlinf.rendezvous.settings import Backend, ConfigSource
+from aiorlinf.testing.child import Told, run_child, say
 from aiorlinf.testing.cluster import LocalCluster, Workers
 from aiorlinf.worker import init
 
@@ -88,7 +86,7 @@ class Talk:
     def say(self, obj: object) -> None:
         """To the test, which gets it by `SpawnedWorker.hear`. Any thread."""
         with self._lock:
-            self._connection.send(("said", obj))
+            say(self._connection, obj)
 
     def hear(self, limit: float | None = DEFAULT_LIMIT_S) -> Any:
         """What the test says next, by `SpawnedWorker.say`. Raises TimeoutError after `limit` seconds; None: as long as the test lives."""
@@ -120,11 +118,9 @@ class SpawnedWorker:
         self._call = call
         self._env = dict(env)
         self._code: int | None = None
-        self._said: deque[Any] = deque()
-        self._outcome: tuple[Any, ...] | None = None
-        self._ended = False
         self._closed = False
         self._connection, theirs = _context.Pipe()
+        self._told = Told(self._connection)
         descriptor, self._log = tempfile.mkstemp(prefix="aiorlinf-worker-")
         os.close(descriptor)
         _preload()
@@ -148,23 +144,23 @@ class SpawnedWorker:
         Raises:
             WorkerFailed: it raised, or its process died, or it is not over after `limit` seconds.
         """
-        await self._until(lambda: self._outcome is not None, limit, "is not over")
-        assert self._outcome is not None
-        if self._outcome[0] == "raised":
+        await self._until(lambda: self._told.outcome is not None, limit, "is not over")
+        assert self._told.outcome is not None
+        if self._told.raised:
             self._fail()
-        return self._outcome[1]
+        return self._told.outcome[1]
 
     async def hear(self, limit: float = DEFAULT_LIMIT_S) -> Any:
         """What its function says next by ``talk().say(...)``. Raises as `result`. Cancelling takes nothing."""
-        await self._until(lambda: bool(self._said), limit, "has said nothing")
-        return self._said.popleft()
+        await self._until(lambda: bool(self._told.said), limit, "has said nothing")
+        return self._told.said.popleft()
 
     def heard(self) -> list[Any]:
         """All that it has said and that nobody has heard; does not wait."""
-        while self._look():
+        while self._told.look():
             pass
-        found = list(self._said)
-        self._said.clear()
+        found = list(self._told.said)
+        self._told.said.clear()
         return found
 
     def say(self, obj: object) -> None:
@@ -227,7 +223,7 @@ class SpawnedWorker:
         """Kill it, unless it has ended, and forget what it has said. May be called again."""
         if self._closed:
             return
-        if self._outcome is not None and self._process.is_alive():  # it has told its result and is about to go
+        if self._told.outcome is not None and self._process.is_alive():  # it has told its result and is about to go
             end = asyncio.get_running_loop().time() + 1.0
             while self._process.is_alive() and asyncio.get_running_loop().time() < end:
                 await asyncio.sleep(_LOOK_S)
@@ -244,39 +240,25 @@ class SpawnedWorker:
     async def _until(self, there: Callable[[], bool], limit: float, what: str) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + limit
+        told = self._told
         while not there():
-            if self._look():
+            if told.look():
                 continue
-            if self._outcome is not None and self._outcome[0] == "raised":
+            if told.raised:
                 self._fail()
-            if self._ended or self._outcome is not None:
+            if told.ended or told.outcome is not None:
                 self._fail("has ended and " + what)
             if loop.time() > end:
                 self._fail(what, limit)
             await asyncio.sleep(_LOOK_S)
 
-    def _look(self) -> bool:
-        """Take one message of the process, if there is one."""
-        try:
-            if self._closed or not self._connection.poll():
-                return False
-            message = self._connection.recv()
-        except (EOFError, ConnectionResetError):
-            self._ended = True
-            return False
-        if message[0] == "said":
-            self._said.append(message[1])
-        else:
-            self._outcome = message
-        return True
-
     def _fail(self, what: str = "", limit: float | None = None) -> None:
         kind = text = ""
-        if self._outcome is not None and self._outcome[0] == "raised":
-            _, kind, text, trace = self._outcome
+        if self._told.outcome is not None and self._told.raised:
+            _, kind, text, trace = self._told.outcome
             said = f"{self.address} (process {self.pid}) raised\n{trace}"
         else:
-            if self._ended and not self._closed:
+            if self._told.ended and not self._closed:
                 self._process.join(1.0)
             state = f", exit code {self.exit_code}" if self.exit_code is not None else ""
             said = f"{self.address} (process {self.pid}{state}) {what}{'' if limit is None else f' within {limit:g} s'}"
@@ -426,27 +408,5 @@ def _preload() -> None:
 
 def _main(connection: Connection, log: str, env: dict[str, str], call: _Call) -> None:
     global _talk
-    with open(log, "ab", buffering=0) as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    os.environ.update(env)
-    threading.Thread(target=_end_with_parent, name="watch the test", daemon=True).start()
     _talk = Talk(connection)
-    outcome: tuple[Any, ...]
-    try:
-        outcome = ("value", call.run())
-    except BaseException as error:  # all of it is reported to the test
-        outcome = ("raised", type(error).__name__, str(error), traceback.format_exc())
-    try:
-        connection.send(outcome)
-    except BrokenPipeError:  # the test has lost its interest
-        pass
-    except Exception as error:  # the value cannot be pickled
-        connection.send(("raised", type(error).__name__, str(error), traceback.format_exc()))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    ctypes.CDLL(None)._exit(1)
+    run_child(connection, log, env, call.run)
