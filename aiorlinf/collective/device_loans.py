@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from aiorlinf.collective.into import Target
     from aiorlinf.collective.notes import Note
     from aiorlinf.device.runtime import Runtime, Shared
-    from aiorlinf.link.device_in import DeviceIn
+    from aiorlinf.link.device_in import DeviceIn, Read
     from aiorlinf.link.staging import Departure, Ready
     from aiorlinf.wire.flat import Flat
     from aiorlinf.wire.leaves import LeafSpec
@@ -169,7 +169,7 @@ class _Reading:
         self._leaves: dict[int, Shared] = dict(zip(positions, leaves, strict=True))
         self._buffers: dict[int, torch.Tensor] = self._beside(specs, before[handles:])
         self._index = 0
-        self._jobs: list[tuple[torch.Tensor, Shared]] = []
+        self._reads: list[Read] = []
         self._users: list[Ready] = []
         self._written: list[torch.Tensor] = []
         self._rest: tuple[list[Any], list[Any]] = ([], [])
@@ -201,10 +201,10 @@ class _Reading:
                 raise Unreadable from error
             if spec.nbytes:
                 runtime.hold(memory, user)
-                self._jobs.append((memory, self._leaves[position]))
+                self._reads.append((memory, self._leaves[position], None))
 
     def into_tensors(self, into: Target, partial: bool) -> None:
-        """What is on accelerators on both sides, in the same form; all else that fits is left for the way through host memory."""
+        """Tensors on one of our devices. If others belong to it, all go the way through host memory."""
         specs = self._manifest.specs
         stand_ins = {
             position: torch.empty(spec.nbytes, dtype=torch.uint8, device="meta") for position, spec in enumerate(specs) if spec.device
@@ -228,10 +228,13 @@ class _Reading:
             position = where.get(source.untyped_storage()._cdata)
             if position is None or position not in self._leaves or source.nbytes != specs[position].nbytes:
                 raise Unreadable
-            if source.dtype is not target.dtype or target.device.type != self._runtime.kind:
+            if target.device.type != self._runtime.kind:
                 raise Unreadable
             devices.add(target.device.index or 0)
-            self._jobs.append((byte_tensor(target), self._leaves[position]))
+            if source.dtype is target.dtype:
+                self._reads.append((byte_tensor(target), self._leaves[position], None))
+            else:
+                self._reads.append((target.detach().reshape(-1), self._leaves[position], source.dtype))
             self._users.append(ready)
             self._written.append(target)
         if len(devices) != 1:
@@ -252,13 +255,12 @@ class _Reading:
             else:
                 copied.set_exception(Unreadable(str(error).strip().partition("\n")[0] or type(error).__name__))
 
-        targets, leaves = [target for target, _ in self._jobs], [leaf for _, leaf in self._jobs]
-        devices.read(self._runtime, self._index, targets, self._events, leaves, self._users, over)
+        devices.read(self._runtime, self._index, self._reads, self._events, self._users, over)
         return copied
 
     async def finish(self, into: Target | None) -> Any:
         """All is there: the object."""
-        self._jobs.clear()
+        self._reads.clear()
         if into is not None:
             return await into.finish(self._exchange.home, *self._rest, self._written)
         manifest = self._manifest

@@ -123,7 +123,8 @@ class Runtime(Protocol):
 
     def copy(self, out: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         """Copy on this stream between two one-dimensional uint8 tensors of one size; host memory is pinned. The stream is one of a
-        device that one of the two is on. Host memory from `pinned` may be let go of at once: it is not used again too early."""
+        device that one of the two is on. Host memory from `pinned` may be let go of at once: it is not used again too early.
+        Between two that are both on devices the types may differ: the values are converted."""
 
     def hold(self, tensor: torch.Tensor, stream: Stream) -> None:
         """This stream uses the tensor's memory, too."""

@@ -32,9 +32,14 @@ if TYPE_CHECKING:
     from aiorlinf.wire.leaves import LeafSpec
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["DeviceIn", "DeviceReceiveLane", "DeviceReceiver", "device_positions"]
+__all__ = ["DeviceIn", "DeviceReceiveLane", "DeviceReceiver", "Read", "device_positions"]
 
 log: logging.Logger = logging.getLogger("aiorlinf.link")
+
+
+Read = tuple["torch.Tensor", "Shared", "torch.dtype | None"]
+"""A one-dimensional tensor of ours, the peer's memory that comes into it, and the type of what lies there; None: ours is uint8, so that
+does not matter."""
 
 
 class DeviceReceiveLane(Protocol):
@@ -171,26 +176,26 @@ class DeviceIn:
         self, runtime: Runtime, index: int, targets: list[torch.Tensor], start: Start, over: Callable[[BaseException | None], None]
     ) -> None:
         events, leaves = decode_handles(memoryview(start.place), [target.numel() for target in targets])
-        self.read(runtime, index, targets, events, leaves, (), over)
+        self.read(runtime, index, [(target, leaf, None) for target, leaf in zip(targets, leaves, strict=True)], events, (), over)
 
     def read(
         self,
         runtime: Runtime,
         index: int,
-        targets: list[torch.Tensor],
+        reads: Sequence[Read],
         events: dict[str, bytes],
-        leaves: list[Shared],
         users: Sequence[Ready],
         over: Callable[[BaseException | None], None],
     ) -> None:
         """Copy from the peer's memory, and call back once it is free again: the copies are over, or it cannot be read.
 
         Args:
-            targets: on device `index`; one for each of `leaves`.
-            events, leaves: as `decode_handles` gives them.
+            reads: what is copied to where, on device `index`.
+            events: as `decode_handles` gives them, as the leaves of `reads`.
             users: what is to be over before the targets are written to, if they are not new ones of our stream's.
         """
         openings = self.openings
+        leaves = [leaf for _, leaf, _ in reads]
         trouble: list[Exception] = []
         uses: list[Use] = []
 
@@ -200,9 +205,9 @@ class DeviceIn:
                 for user in users:
                     runtime.wait(stream, user.event)
                 if users:
-                    for target in targets:
+                    for target, _, _ in reads:
                         runtime.hold(target, stream)
-                _copy_shared(runtime, index, targets, events, leaves, openings, uses)
+                _copy_shared(runtime, index, reads, events, openings, uses)
             except Exception as error:  # told when what was begun is over
                 trouble.append(error.with_traceback(None))  # its frames hold what was opened
             return [tensor for use in uses for tensor in use.tensors], [(runtime, runtime.record(stream))]
@@ -216,7 +221,7 @@ class DeviceIn:
             over(trouble[0] if trouble else error)
 
         # To open memory takes long, so that is not done on the loop, however little there is to copy.
-        nbytes = sum(target.numel() for target in targets) if openings.has(leaves) else sys.maxsize
+        nbytes = sum(leaf.nbytes for leaf in leaves) if openings.has(leaves) else sys.maxsize
         travel(self._receiver.home, nbytes, begin, copied)
 
     def _sweep_later(self) -> None:
@@ -259,13 +264,7 @@ def device_positions(specs: Sequence[LeafSpec | None]) -> list[int]:
 
 
 def _copy_shared(
-    runtime: Runtime,
-    index: int,
-    targets: list[torch.Tensor],
-    events: dict[str, bytes],
-    leaves: list[Shared],
-    openings: Openings,
-    uses: list[Use],
+    runtime: Runtime, index: int, reads: Sequence[Read], events: dict[str, bytes], openings: Openings, uses: list[Use]
 ) -> None:
     """Begin the copies. Any thread. What is used has to be kept until they are over."""
     stream = runtime.side_stream(index, IN)
@@ -277,7 +276,7 @@ def _copy_shared(
         if where[uuid] != index and not runtime.peer_access(index, where[uuid]):
             raise RuntimeError(f"device {index} cannot read the memory of device {where[uuid]}")
         runtime.wait(stream, runtime.open_event(handle, where[uuid]))
-    use = openings.use(runtime, leaves, where)
+    use = openings.use(runtime, [leaf for _, leaf, _ in reads], where)
     uses.append(use)
-    for source, target in zip(use.tensors, targets, strict=True):
-        runtime.copy(target, source, stream)
+    for source, (target, _, dtype) in zip(use.tensors, reads, strict=True):
+        runtime.copy(target, source if dtype is None else source.view(dtype), stream)

@@ -140,15 +140,13 @@ async def check_straight_into(fake: Watched, workers: Company) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("how", ["dtype", "cpu", "two devices"])
-async def test_into_tensors_that_differ(fake: Watched, how: str) -> None:
+@pytest.mark.parametrize("how", ["cpu", "two devices"])
+async def test_into_tensors_elsewhere(fake: Watched, how: str) -> None:
     """They get it through host memory, the other member does not."""
     async with company(["", "", ""]) as workers:
         sent = {"w": fake.late(VALUES, ticks=20), "v": fake.late(VALUES + 1, ticks=20)}
         other = {"w": torch.zeros_like(VALUES), "v": fake.tensor(torch.zeros_like(VALUES))}
-        if how == "dtype":
-            other["w"] = fake.tensor(torch.zeros(VALUES.shape, dtype=torch.int64))
-        elif how == "two devices":
+        if how == "two devices":
             other["w"] = fake.late(torch.zeros_like(VALUES), index=1)
         got = await workers.all(sharing(workers, sent, {1: other}))
         assert same(fake, other["w"], VALUES.to(other["w"].dtype), str(other["w"].device))
@@ -158,6 +156,27 @@ async def test_into_tensors_that_differ(fake: Watched, how: str) -> None:
         await workers.all(sharing(workers, sent))  # nothing was given up by that
         assert fake.host == 0
         del got, sent, other
+        await nothing_left(workers, fake)
+
+
+@pytest.mark.asyncio
+async def test_into_tensors_of_another_type(fake: Watched) -> None:
+    """They are converted on the way, on the device."""
+    async with company(["", ""]) as workers:
+        weight = fake.late((VALUES / 8).view(1000, 100), ticks=40)
+        sent = {"w": weight, "v": weight[3], "n": fake.late(VALUES, ticks=40)}
+        target = {
+            "w": fake.late(torch.zeros(1000, 100, dtype=torch.bfloat16), ticks=60),
+            "v": fake.late(torch.zeros(100, dtype=torch.float64), ticks=60),
+            "n": fake.late(torch.zeros(VALUES.shape, dtype=torch.int64), ticks=60),
+        }
+        fake.forget()
+        await workers.all(sharing(workers, sent, {1: target}))
+        assert (fake.copies, fake.host, fake.new) == (3, 0, 0)
+        assert same(fake, target["w"], (VALUES / 8).view(1000, 100).bfloat16(), "fake:0")
+        assert same(fake, target["v"], (VALUES[300:400] / 8).double(), "fake:0")
+        assert same(fake, target["n"], VALUES.long(), "fake:0")
+        del sent, weight, target
         await nothing_left(workers, fake)
 
 

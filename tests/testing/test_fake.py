@@ -260,7 +260,7 @@ def test_what_another_process_has_is_not_closed_while_it_is_read() -> None:
         peer.wait_result()
 
 
-def fails(*_: object) -> None:
+def fails(*_: object) -> object:
     raise ValueError("the program's own")
 
 

@@ -362,7 +362,8 @@ class FakeAccelerator:
     def copy(self, out: torch.Tensor, source: torch.Tensor, stream: FakeStream) -> None:
         self._maybe_fail("copy")
         self.copies += 1
-        if out.shape != source.shape or out.dtype is not torch.uint8 or source.dtype is not torch.uint8:
+        raw = out.dtype is torch.uint8 and source.dtype is torch.uint8
+        if out.shape != source.shape or out.dim() != 1 or not (raw or not (out.is_cpu or source.is_cpu)):
             self._object(f"a copy from {list(source.shape)} {source.dtype} to {list(out.shape)} {out.dtype}")
         for tensor in (out, source):
             if tensor.numel() and tensor.is_cpu and self._ledger.find(tensor.data_ptr(), tensor.numel()) is None:
