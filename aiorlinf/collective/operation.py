@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Operation"]
 
+_ASKED = 3
+"""So many members are asked what they wait for."""
+
 
 class Operation:
     """See the module. Made in any thread, everything else on the home thread.
@@ -50,6 +53,7 @@ class Operation:
         self._lost: dict[WorkerAddress, AiorlinfError] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._said: dict[WorkerAddress, list[str]] = {}
 
     # ---- what each kind of operation says
 
@@ -90,7 +94,7 @@ class Operation:
         """Start to run."""
         self.spawn(self._main(), self.name)
         if self._limit is not NO_DEADLINE and self.work is not None:
-            expire(self.work, self._limit, self._too_late)
+            expire(self.work, self._limit, self._too_late, self._ask)
 
     async def _main(self) -> None:
         await self.run()
@@ -175,10 +179,21 @@ class Operation:
         while self._notes:
             self.circle.dispose(*self._notes.popleft())
 
+    def _ask(self) -> None:
+        """A time limit will soon pass: what do those do whose word is missing? One may be a new life that never calls."""
+        for peer in list(self.waits_for())[:_ASKED]:
+            link = self.circle.exchange.table.peek(peer)
+            if link is not None and link.identity is not None:
+                self.circle.exchange.asking.ask(link.identity, self._said.setdefault(peer, []))
+
     def _too_late(self, elapsed: float) -> DeadlineExceeded:
-        missing = [str(peer) for peer in self.waits_for()]
+        missing = list(self.waits_for())
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         text = f"not over within {elapsed:.3g} s" + (f"; nothing has come yet of {shown}" if missing else "")
+        for peer in missing:
+            link = self.circle.exchange.table.peek(peer)
+            for said in self._said.get(peer, ()):
+                text += f"; {peer if link is None or link.identity is None else link.identity}: {said}"
         return DeadlineExceeded(text, operation=self.name, step=self.name, local=self.circle.local, elapsed=elapsed)
 
     # ---- notes

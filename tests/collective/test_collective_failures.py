@@ -147,6 +147,27 @@ async def test_a_member_has_no_time(workers: Company, kind: str) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_error_of_a_limit_says_what_the_missing_member_waits_for(kind: str) -> None:
+    """A new life that is past this call, say."""
+    async with company(["", "", ""]) as workers:
+        await workers.check_works()
+        await workers.workers[2].close()
+        async with init("w:2", config=workers.config) as again:
+            workers.workers[2] = again
+            await workers.check_works()
+            elsewhere = again.recv("w:1", tag=5)
+            call = calls(workers, kind)
+            works = [call(rank, rank, timeout=1.5 if rank == 0 else 20) for rank in (0, 1)]
+            with pytest.raises(DeadlineExceeded) as caught:
+                await works[0]
+            assert "nothing has come yet of w:2; w:2#2: it waits for recv from w:1 tag 5" in str(caught.value)
+            await asyncio.gather(works[1], call(2, 2, timeout=20), return_exceptions=True)
+            elsewhere.cancel()
+            await workers.check_works()
+
+
+@pytest.mark.asyncio
 async def test_members_call_different_things(workers: Company) -> None:
     works = [workers[0].broadcast(1, 0), workers[1].gather(1, 0), workers[2].broadcast(None, 0)]
     got = await asyncio.wait_for(asyncio.gather(*works, return_exceptions=True), 20)
