@@ -151,6 +151,7 @@ class Content:
         attempt: how often the payload has begun.
         ended: the trailer of this attempt is here.
         asked: GO was sent.
+        begun: the payload comes without being asked for.
         relief: by the lock-out rule it is accepted when complete; `relieved` bytes of our memory are spent on it.
         refused: nobody wants the payload any more.
     """
@@ -158,6 +159,7 @@ class Content:
     __slots__ = (
         "asked",
         "attempt",
+        "begun",
         "borrowed",
         "copying",
         "direct",
@@ -190,6 +192,7 @@ class Content:
         self.attempt: int = 0
         self.ended: bool = False
         self.asked: bool = False
+        self.begun: bool = False
         self.relief: bool = False
         self.relieved: int = 0
         self.refused: bool = False

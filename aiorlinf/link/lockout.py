@@ -54,7 +54,7 @@ class LockOut:
             assert content is not None
             if message.complete:
                 self.accept(message)
-            elif content.attempt:
+            elif content.attempt or content.begun:
                 content.relief = True  # its payload is on the way within the window, or in memory of the peer
             elif not content.asked and self.spent + content.total <= self._accepter.window.size:
                 content.relief = True

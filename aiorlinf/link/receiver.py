@@ -251,6 +251,7 @@ class Receiver:
         if self.trace is not None:
             self.trace.came(self.messages, total, key, message.order)
         message.content = self._describe(flags, bytes(body[OPEN_PREFIX.size :]), total)
+        message.content.begun = bool(flags & Flag.BEGUN)
         self.opened[message_id] = message
         receive = self.mailbox.waiting(key)
         text = self._too_large(total, message.is_tensor)
@@ -301,7 +302,7 @@ class Receiver:
             self.on_late()
 
     def ask(self, message: Incoming, content: Content) -> None:
-        if not content.asked and not content.attempt:
+        if not content.asked and not content.attempt and not content.begun:
             content.asked = True
             self.reply(FrameType.GO, message.message_id)
 

@@ -178,9 +178,12 @@ class Sender:
         self._register(out)
         out.state = State.OPENED
         eager = around is not None and around.eager
+        flags = out.flags
         if eager:
             conn.hold()
-        conn.send(frame(FrameType.OPEN, out.key, OPEN_PREFIX.pack(out.message_id, out.total) + out.manifest, out.flags))
+            if not self._waiting and out.total + FRAME_COST <= min(self.window, self._credit()):
+                flags |= Flag.BEGUN
+        conn.send(frame(FrameType.OPEN, out.key, OPEN_PREFIX.pack(out.message_id, out.total) + out.manifest, flags))
         if around is not None and eager and out.total + FRAME_COST > self.window and around.begin_at_once(out):
             conn.flush()
             return

@@ -86,6 +86,7 @@ class Flag:
     WANT_REPLY = 1  # DATA, OPEN: the sender waits for ACCEPTED or REFUSED
     TENSOR = 2  # DATA, OPEN: from send_tensor
     INLINE = 4  # OPEN: the payload is a whole small message, there is no manifest
+    BEGUN = 8  # OPEN: START follows unasked (GO would be for nothing)
     CHARGED = 8  # START: the payload counts against the window (DATA always does)
     VOID = 16  # END: the payload is void, an error text follows
     RELIEVED = 16  # ACCEPTED: by the lock-out rule; END uses the same bit for VOID

@@ -145,7 +145,7 @@ async def test_bytes_are_charged_as_they_were_compressed(problems: list[dict[str
         (link,) = a.stats().links
         assert link.compression is not None
         assert link.compression["bytes_before"] == payload.nbytes
-        assert link.compression["bytes_after"] / 2e6 <= took < 12
+        assert link.compression["bytes_after"] / 2e6 <= took
         random = torch.randint(0, 256, (MEGABYTE,), dtype=torch.uint8)
         begun = time.monotonic()
         await asyncio.gather(a.send(random, "b:0"), b.recv("a:0", timeout=20))

@@ -136,3 +136,27 @@ def test_a_message_that_is_cancelled_while_its_descriptor_is_lost_is_as_if_never
     line.settle()
     assert (received.result() == 3).all()
     sent.result()
+
+
+def test_what_begins_at_once_is_not_asked_for(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One frame less, which would leave before all others. What has to wait for the window is asked for as ever."""
+    asked: list[int] = []
+    on_go = line.a.link.sender.on_go
+    monkeypatch.setattr(line.a.link.sender, "on_go", lambda number: (asked.append(number), on_go(number)))
+    received = [line.b.exchange.recv(line.b.other, 0, 0, None) for _ in range(2)]
+    sent = [line.a.exchange.send(line.a.other, 0, torch.full((1000,), value, dtype=torch.uint8), 0, None) for value in range(2)]
+    line.settle()
+    line.memory.step("pass")
+    line.settle()
+    assert [int(work.result()[0]) for work in received] == [0, 1]
+    assert all(work.result() is None for work in sent)
+    assert asked in ([], [2]), "the first has room"
+
+    late = [line.a.exchange.send(line.a.other, 0, torch.full((1000,), value, dtype=torch.uint8), 0, None) for value in range(3)]
+    line.settle()
+    assert not late[2].done(), "two of them fill the window"
+    for value in range(3):
+        work = line.b.exchange.recv(line.b.other, 0, 0, None)
+        line.settle()
+        assert (work.result() == value).all()
+    assert all(work.result() is None for work in late)
