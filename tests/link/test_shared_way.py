@@ -142,7 +142,12 @@ def test_what_begins_at_once_is_not_asked_for(line: Line, monkeypatch: pytest.Mo
     """One frame less, which would leave before all others. What has to wait for the window is asked for as ever."""
     asked: list[int] = []
     on_go = line.a.link.sender.on_go
-    monkeypatch.setattr(line.a.link.sender, "on_go", lambda number: (asked.append(number), on_go(number)))
+
+    def note(number: int) -> None:
+        asked.append(number)
+        on_go(number)
+
+    monkeypatch.setattr(line.a.link.sender, "on_go", note)
     received = [line.b.exchange.recv(line.b.other, 0, 0, None) for _ in range(2)]
     sent = [line.a.exchange.send(line.a.other, 0, torch.full((1000,), value, dtype=torch.uint8), 0, None) for value in range(2)]
     line.settle()
