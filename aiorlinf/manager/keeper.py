@@ -30,6 +30,7 @@ log: logging.Logger = logging.getLogger("aiorlinf.manager")
 _ATTEMPT_S = 3600.0  # of reaching the manager again, with pauses in between; after it we begin anew
 _WHOLE_S = 4.0  # so long it may take until all are back at a manager that was started anew
 _REPORTS_AT_ONCE = 4
+_JOINING_PAUSE_S = (0.05, 0.3)
 _PAUSE_S = (0.5, 1.5)  # between attempts that failed for another reason than that nobody was there
 
 R = TypeVar("R")
@@ -97,29 +98,47 @@ class Keeper:
 
     async def connect(self) -> ManagerClient:
         """The first connection. Raises what `ManagerClient.connect` and `ask_config` do."""
-        client = self._client = await self._open(None, None)
-        config = await client.ask_config()
+        self._client = await self._open(None, None)
+        client, config = await self._while_joining(lambda client: client.ask_config())
         self._limits = config.cluster.network
         self.config = config
         return client
 
+    async def _while_joining(self, ask: Callable[[ManagerClient], Awaitable[R]]) -> tuple[ManagerClient, R]:
+        """Ask the manager; one that is lost meanwhile is waited for, as one that is not there yet. Who answered, and what."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + (NetworkConfig() if self._limits is None else self._limits).rendezvous_timeout_s
+        said = False
+        while True:
+            client = self._client
+            assert client is not None
+            try:
+                return client, await ask(client)
+            except RendezvousError as error:
+                if not client.is_closed() or self.ended() or loop.time() >= end:
+                    raise
+                if not said:
+                    said = True
+                    log.warning("%s lost the manager while it joined, and tries on: %s", self._worker, error)
+            await asyncio.sleep(random.uniform(*_JOINING_PAUSE_S))
+            self._client = await self._open(None, max(0.001, end - loop.time()))
+
     async def register(self, **details: Any) -> Registration:
         """Register, and stay registered. Raises what `ManagerClient.register` does."""
-        client = self._client
-        assert client is not None
         limit = self.config.cluster.network.heartbeat_timeout_s
-        self.registration = await client.register(self._worker, timeout=limit + 15.0, **details)
-        began = self.registration.began
+        _, registration = await self._while_joining(lambda client: client.register(self._worker, timeout=limit + 15.0, **details))
+        self.registration = registration
+        began = registration.began
         if began is not None and self._worker not in began and not str(self._worker).startswith("channel."):
             log.warning(
                 "%s joins a job that began without it, so that what all workers of the job do is done without it: is its address right?",
                 self._worker,
             )
         self._details = details
-        self.config = self.registration.config
-        self.mirror.own = self.registration.identity
+        self.config = registration.config
+        self.mirror.own = registration.identity
         self._task = asyncio.get_running_loop().create_task(self._keep(), name=f"heartbeat of {self._worker}")
-        return self.registration
+        return registration
 
     async def _open(self, job: str | None, deadline: float | None) -> ManagerClient:
         gone = asyncio.Event()
