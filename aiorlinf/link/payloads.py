@@ -41,6 +41,9 @@ class ReceiveLane(Protocol):
     def receive(self, generation: int, leaves: list[torch.Tensor], then: Callable[[BaseException | None], None]) -> bool:
         """Receive these leaves in order, then call back once on the home thread. False if that generation is not there (any more)."""
 
+    def drop_in(self, generation: int, reason: str) -> None:
+        """A transfer of this generation is not received, nor anything behind it: that generation has ended here."""
+
 
 class PayloadOwner(Protocol):
     """What payloads need of the receiving half."""
@@ -107,13 +110,14 @@ class Payloads:
         around = start.via == Via.GLOO
         if content.refused:
             if around:  # a started transfer must be taken off its lane, in order
-                content.allocate(owner.pool)
-                self._start_lane(message, content, start)
+                self._drain(message, content, start)
             return
         receive = message.receive
         if receive is not None and receive.memory is not None and receive.memory.is_cpu and not content.tensors:
             content.place_into(receive.memory)
         elif not content.tensors and not self._allocate(message, content):
+            if around:
+                self._drop_lane(start)
             return
         content.sink = Sink([byte_view(tensor) for tensor in content.split(start.threshold if around else None)[1]])
         if around:
@@ -188,6 +192,21 @@ class Payloads:
         message = self._owner.opened.get(sink.message_id)
         if message is not None and message.content is not None and message.content.sink is sink:
             self.check_complete(message, message.content)
+
+    def _drain(self, message: Incoming, content: Content, start: Start) -> None:
+        try:
+            content.allocate(self._owner.pool)
+        except (RuntimeError, MemoryError):  # as in _allocate
+            content.tensors = []
+            self._drop_lane(start)
+        else:
+            self._start_lane(message, content, start)
+
+    def _drop_lane(self, start: Start) -> None:
+        """A transfer that was started is not received. Another one in its place would be a mismatch, at which Gloo ends the process."""
+        lane = self._owner.lane
+        if lane is not None:
+            lane.drop_in(start.generation, "there was no memory for what came through it")
 
     def _start_lane(self, message: Incoming, content: Content, start: Start) -> None:
         owner = self._owner

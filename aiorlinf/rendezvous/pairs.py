@@ -158,6 +158,11 @@ class Pairs:
         half.group.transfer(leaves, lambda error: self._back(self._received, generation, error, then))
         return True
 
+    def drop_in(self, generation: int, reason: str) -> None:
+        """A transfer that the sender has begun is not received: nothing behind it can be, either. The sender sees its pair break."""
+        if generation == self._in.generation:
+            self._in.drop(reason)
+
     def _received(self, generation: int, error: BaseException | None, then: Then) -> None:
         if error is not None and generation == self._in.generation:
             self._in.drop(str(error))

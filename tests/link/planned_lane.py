@@ -79,6 +79,10 @@ class PlannedLane:
         self._receives.append(_Transfer(leaves, then))
         return True
 
+    def drop_in(self, generation: int, reason: str) -> None:
+        if generation == self._in:
+            self._break_in(reason)
+
     def _break_in(self, reason: str) -> None:
         self._in = 0
         while self._receives:
