@@ -26,7 +26,7 @@ from tests.namespaces import Host, two_hosts
 
 __all__: list[str] = []
 
-pytestmark = pytest.mark.timeout(120)  # several processes import torch, on a machine that may have other things to do
+pytestmark = pytest.mark.timeout(300)  # several processes import torch, on a machine that may have other things to do
 
 LOOK = ["top", "--once", "--interval", "1"]
 QUIET = child_env(PYTHONASYNCIODEBUG="")  # in debug mode asyncio has something to say about every slow moment of a busy machine

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "run"]
 
 _DESCRIPTION = """\
-Show the workers of a running job and what each is doing: links with their way and throughput, channels with depth, age, rates and how
-evenly their consumers are kept at work, pending operations, and who waits for whom; workers that wait for each other in a circle are red.
+Show the workers of a running job and what each is doing. First of all what stands out, in words: who does not receive what is sent to
+him, which port does not answer, which channel is uneven, full or empty. Then links with their way and throughput, channels with depth,
+age, rates and how evenly their consumers are kept at work, pending operations, and who waits for whom; workers that wait for each other in
+a circle are red.
 
 Workers are asked through the manager. One whose event loop is blocked answers all the same, and says where it is; one that is frozen is
 shown as not answering."""
@@ -35,7 +37,7 @@ examples:
   aiorlinf top                              the job that `aiorlinf run` runs on this machine
   aiorlinf top --manager 10.0.0.1:4711      any job; AIORLINF_TOKEN is its token
   aiorlinf top --once                       one look
-  aiorlinf top --once --json | jq '.circles'
+  aiorlinf top --once --json | jq '.remarks, .circles'
 
 exit codes: 0 all went well, or the job has ended meanwhile, 1 the manager was not reached, 2 wrong usage, 130 Ctrl-C."""
 
