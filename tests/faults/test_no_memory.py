@@ -27,7 +27,7 @@ async def receive_all(comm: Worker, wait: bool) -> list[tuple[str, int]]:
             raise MemoryError
         allocate(content, pool)
 
-    Content.allocate = limited  # type: ignore[method-assign]
+    Content.allocate = limited  # type: ignore[method-assign, assignment]
     got: list[tuple[str, int]] = []
     if wait:
         await comm.recv("a:0", tag=1)
