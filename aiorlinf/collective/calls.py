@@ -94,7 +94,8 @@ class CollectiveCalls:
             PeerLost, PeerLeft, RemoteError: a member is gone or has failed; `remote` says which.
             DeadlineExceeded, RendezvousError.
 
-        A member that has the object returns it, whatever becomes of the others; the root raises then.
+        A member that has the object returns it, whatever becomes of the others; the root raises then. One that others get it from goes on
+        handing it on, which needs its loop: work that blocks that (of a worker without ``loop="thread"``) keeps them waiting.
         Cancelling gives it up for all who do not have the object yet.
         """
         circle = self._circle
