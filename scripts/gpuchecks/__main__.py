@@ -20,14 +20,15 @@ def main() -> int:
     begin = time.perf_counter()
     parser = argparse.ArgumentParser(prog="scripts/gpu-check", description="Check aiorlinf on this machine's accelerators, and measure.")
     parser.add_argument("--kind", choices=KINDS, default="cuda", help="cuda stands for ROCm, too; fake shows that the checks work")
-    parser.add_argument("--only", metavar="TEXT", default="", help="the checks with this in their names")
+    parser.add_argument("--only", metavar="TEXT", action="append", help="the checks with this in their names; may be given more than once")
     parser.add_argument("--no-speed", action="store_true", help="measure nothing")
     parser.add_argument("--limit", metavar="SECONDS", type=float, default=450.0, help="begin nothing later than this (default %(default)g)")
     arguments = parser.parse_args()
     if arguments.kind == "cuda" and usable_runtime("cuda") is None:
         print("no CUDA or ROCm device here; nothing was checked", file=sys.stderr)
         return 2
-    checks = [check for check in (CHECKS if arguments.no_speed else CHECKS + SPEEDS) if arguments.only in check.name]
+    all_of_them = CHECKS if arguments.no_speed else CHECKS + SPEEDS
+    checks = [check for check in all_of_them if any(text in check.name for text in arguments.only or [""])]
     failed = missed = 0
     with Partner(arguments.kind) as partner, place(arguments.kind) as where:  # the other one starts meanwhile
         print(f"{where.describe()}\n\n| | | |\n| --- | --- | --- |", flush=True)

@@ -19,27 +19,28 @@ from scripts.gpuchecks.running import Partner, run_check
 __all__: list[str] = []
 
 ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 200.0
+"""Each run imports torch twice, which takes half a minute on a machine that has much else to do."""
+
+pytestmark = pytest.mark.timeout(LIMIT_S + 20)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "scripts.gpuchecks", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55, check=False, env={**os.environ, "PYTHONPATH": "."})
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False, env={**os.environ, "PYTHONPATH": "."}
+    )
 
 
 def test_it_runs_and_says_what_it_found() -> None:
-    done = run("--kind", "fake", "--only", "asked for")
+    done = run("--kind", "fake", "--only", "asked for", "--only", "collectives")
     assert done.returncode == 0, done.stderr
     assert "| nccl asked for on one device | passed | staging: nccl was asked for, but nothing connects fake devices |" in done.stdout
-    assert re.search(r"\nall passed in \d+ s\n$", done.stdout)
-    assert done.stderr.startswith("1 of 1: nccl asked for on one device ...\n")
-    assert "\n1 of 1: passed after " in done.stderr
-
-
-def test_it_goes_the_way_between_devices() -> None:
-    done = run("--kind", "fake", "--only", "collectives")
-    assert done.returncode == 0, done.stderr
     assert "| collectives | passed | cuda_ipc: both workers use the same device |" in done.stdout
     assert "| collectives, staged | passed | staging: shm was asked for |" in done.stdout
+    assert re.search(r"\nall passed in \d+ s\n$", done.stdout)
+    assert "1 of 3: nccl asked for on one device ...\n" in done.stderr
+    assert "\n3 of 3: passed after " in done.stderr
 
 
 def test_it_keeps_to_its_time() -> None:
