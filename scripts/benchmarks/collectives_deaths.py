@@ -52,13 +52,24 @@ def _weights(rank: int) -> dict[str, torch.Tensor]:
     return {name: torch.full((_NUMBERS // 4,), float(rank)) for name in "abcd"}
 
 
+_kept: dict[int, dict[str, torch.Tensor]] = {}
+
+
+def _changed(rank: int) -> dict[str, torch.Tensor]:
+    """The same tensors every time, half of them written to."""
+    state = _kept.setdefault(rank, _weights(rank))
+    for name in "ab":
+        state[name].add_(1)
+    return state
+
+
 _CALLS: Final[dict[str, Callable[[Worker, int], Any]]] = {
     "broadcast of a small object": lambda comm, rank: comm.broadcast(rank, members=_MEMBERS),
     "broadcast of 16 MiB": lambda comm, rank: comm.broadcast(_weights(rank), members=_MEMBERS),
     "broadcast of 16 MiB into tensors": lambda comm, rank: comm.broadcast(
         _weights(rank), members=_MEMBERS, into=_weights(rank) if rank else None
     ),
-    "broadcast of what has changed": lambda comm, rank: comm.broadcast(_weights(rank), members=_MEMBERS, changed_only=True),
+    "broadcast of what has changed": lambda comm, rank: comm.broadcast(_changed(rank), members=_MEMBERS, changed_only=True),
     "gather of 16 MiB each": lambda comm, rank: comm.gather(_weights(rank), members=_MEMBERS),
     "all_to_all of 16 MiB each": lambda comm, rank: comm.all_to_all([_weights(rank)] * len(_MEMBERS), members=_MEMBERS),
 }
@@ -103,7 +114,7 @@ async def _go(worker: SpawnedWorker) -> None:
 
 async def _take_part(comm: Worker, kind: str, rank: int, victim: int) -> tuple[bool, float, float]:
     """Whether it raised, when its own part was over, and when the next one was."""
-    await comm.broadcast(None, members=_MEMBERS)  # all have links to the root
+    await _CALLS[kind](comm, rank)  # there are links and memory; from now on less has changed
     talk().say("here")
     await asyncio.to_thread(talk().hear)
     work = _CALLS[kind](comm, rank)
