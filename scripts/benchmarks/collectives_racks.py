@@ -158,7 +158,7 @@ class _Mark:
 
 
 async def _as_sent(got: torch.Tensor, period: torch.Tensor) -> bool:
-    """Bit by bit, so that the loop runs on: of the first worker's the manager lives."""
+    """Bit by bit, so that the loop runs on: on that of the first worker the manager lives, too."""
     for part in torch.split(got, _PATTERN):
         if not torch.equal(part, period[: part.numel()]):
             return False
