@@ -178,7 +178,11 @@ class ServerSide:
             if isinstance(instruction, Write):
                 self.connection.write_raw(instruction.data)
             elif isinstance(instruction, Done):
-                if not self._over:
+                if not self._over and _hung_up(self.connection):
+                    # It has waited for our loop in vain, and comes again. A link of this connection would break at once.
+                    self.gone = True
+                    self._end(LinkError("it gave up before it was let in"))
+                elif not self._over:
                     self._over = True
                     self._timer.cancel()
                     self._proved(self, instruction.peer)
@@ -211,3 +215,17 @@ class ServerSide:
             self._over = True
             self._timer.cancel()
             self.connection.abort()
+
+
+def _hung_up(connection: Connection) -> bool:
+    """Whether the other side has closed it, and nothing is to be read before that."""
+    sock: socket.socket | None = connection.extra_info("socket")
+    if sock is None:
+        return False
+    try:
+        with socket.fromfd(sock.fileno(), sock.family, sock.type) as own:
+            return not own.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except ConnectionError:
+        return True
+    except OSError:  # there is nothing to be read, as it should be; or no descriptor is left, and it shows later
+        return False

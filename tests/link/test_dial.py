@@ -17,7 +17,7 @@ from aiorlinf.link.connection import Connection, FrameHandler
 from aiorlinf.link.dial import Refused, ServerSide, dial, dial_unix
 from aiorlinf.link.sink import DiscardSink, Sink
 from aiorlinf.wire.frames import FrameType, frame
-from aiorlinf.wire.handshake import ClientHandshake, Hello, Refusal, ServerHandshake
+from aiorlinf.wire.handshake import ClientHandshake, HandshakeState, Hello, Refusal, ServerHandshake, Write
 
 __all__: list[str] = []
 
@@ -333,3 +333,26 @@ async def test_a_hundred_at_once(problems: list[dict[str, Any]]) -> None:
         for connection, _ in made:
             connection.abort()
         await until(lambda: all(listener.lost for listener in server.listeners))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("way", ["tcp", "unix"])
+async def test_who_has_given_up_waiting_for_our_loop_is_not_let_in(way: str) -> None:
+    """All that it takes is there, and the end behind it: a link of this connection would break at once, and take messages with it."""
+    async with serve() as server:
+        machine = client()
+        with socket.socket(socket.AF_INET if way == "tcp" else socket.AF_UNIX) as sock:
+            sock.connect((server.host, server.port) if way == "tcp" else f"\0{server.unix}")
+            sock.setblocking(False)
+            instructions = machine.start()
+            while True:
+                for each in instructions:
+                    assert isinstance(each, Write)
+                    sock.sendall(each.data)
+                if machine.state is HandshakeState.HELLO:
+                    break  # that was our last word; this loop, which is the server's, too, has no turn before we are gone
+                instructions = machine.feed(await asyncio.get_running_loop().sock_recv(sock, 1 << 16))
+        await until(lambda: bool(server.failed or server.proved))
+        assert not server.proved
+        assert "it gave up before it was let in" in str(server.failed[0][0])
+        assert server.sides[0].gone
