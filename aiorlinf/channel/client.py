@@ -42,6 +42,8 @@ __all__ = ["Conversation", "PutSide"]
 log: logging.Logger = logging.getLogger("aiorlinf.channel")
 
 _FLUSH_BYTES = 48 * 1024
+_FLUSH_COPIED_BYTES = 2 << 20
+"""Of payloads that lie where the channel worker can see them: it begins with these while the next ones are copied."""
 _SLOTS = 1024
 _MOST_AT_ONCE = 65535
 _ITEM, _ADMIT = Op.ITEM, Op.ADMIT  # they are compared for every entry
@@ -94,6 +96,7 @@ class Conversation:
         self._wanted_count = 0
         self._out: list[bytes] = []
         self._out_bytes = 0
+        self._out_copied = 0
         self._commits: dict[int, int] = {}
         self._scheduled = False
         self._rest: Iterator[tuple[int, int, int, int, int, float, int, bytes, bytes]] | None = None
@@ -125,13 +128,18 @@ class Conversation:
         """To the channel worker."""
         return self.exchange.table.peek(self.host)
 
-    def write(self, data: bytes) -> None:
-        """An entry; those of one turn of the loop leave together."""
+    def write(self, data: bytes, copied: int = 0) -> None:
+        """An entry; those of one turn of the loop leave together, unless they are many or took long.
+
+        Args:
+            copied: bytes that were put down for it.
+        """
         if self._wanted_count:
             self._write_gets()
         self._out.append(data)
         self._out_bytes += len(data)
-        if self._out_bytes > _FLUSH_BYTES:
+        self._out_copied += copied
+        if self._out_bytes > _FLUSH_BYTES or self._out_copied >= _FLUSH_COPIED_BYTES:
             self.flush()
         elif not self._scheduled:
             self._scheduled = True
@@ -161,7 +169,7 @@ class Conversation:
         body = HEAD.pack(self._number, self._hello) + b"".join(out)
         self._hello = 0
         out.clear()
-        self._out_bytes = 0
+        self._out_bytes = self._out_copied = 0
         post(self.exchange, self.host, REQUESTS, body)
 
     def _write_commits(self) -> None:

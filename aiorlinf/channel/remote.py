@@ -175,6 +175,7 @@ class RemotePort:
             self.home.trace.call(call.work, f"channel {self.name!r}")
         call.number = number = self._conversation.next_number()
         bits = Bits.NOWAIT if call.nowait else 0
+        copied = 0
         if type(item) is bytes:
             call.payload = None
             body = item
@@ -186,11 +187,12 @@ class RemotePort:
                 if told is not None:
                     bits |= Bits.PLACED
                     body = told
+                    copied = item.total
         self._puts[number] = call
         self._unadmitted.append(call)
         self._order.append(call)
         key = b"" if call.key is None else encode_key(call.key)
-        self._conversation.write(entry(Op.PUT, self.number, number, bits, value=call.weight, extra=call.nbytes, key=key, payload=body))
+        self._conversation.write(entry(Op.PUT, self.number, number, bits, value=call.weight, extra=call.nbytes, key=key, payload=body), copied)
 
     def _put_down(self, item: _Item) -> bytes | None:
         """Copy a payload to where the channel worker can see it, before it is asked for, unless that is much or impossible."""
