@@ -192,7 +192,9 @@ class RemotePort:
         self._unadmitted.append(call)
         self._order.append(call)
         key = b"" if call.key is None else encode_key(call.key)
-        self._conversation.write(entry(Op.PUT, self.number, number, bits, value=call.weight, extra=call.nbytes, key=key, payload=body), copied)
+        self._conversation.write(
+            entry(Op.PUT, self.number, number, bits, value=call.weight, extra=call.nbytes, key=key, payload=body), copied
+        )
 
     def _put_down(self, item: _Item) -> bytes | None:
         """Copy a payload to where the channel worker can see it, before it is asked for, unless that is much or impossible."""
