@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scripts.chaoses.__main__ import main, render
-from scripts.chaoses.conductor import Asked, Outcome, _Conductor
+from scripts.chaoses.conductor import ORDINARY, Asked, Outcome, _Conductor
 from scripts.chaoses.ledger import SLACK_S, Ledger
 from scripts.chaoses.messages import Head, Stream, look, make
 
@@ -236,3 +236,11 @@ def test_a_message_shows_whether_it_is_whole() -> None:
     message[3]["payload"][4000] += 1
     assert look(message) == (HEAD, "it is not what was sent")
     assert "elements arrived" in look((*message[:2], 10, message[3]))[1]
+
+
+def test_what_nobody_has_seen_of_an_ordinary_end_is_no_complaint_with_and_without_its_traceback() -> None:
+    seen = "12:00 aiorlinf the error of send, begun at life.py:308, was never looked at: "
+    trace = 'Traceback (most recent call last):\n  File "life.py", line 1\n'
+    ordinary = f"{seen}PeerLeft: send: w:2#7 closed\n{seen}PeerLost: send: gone\n{trace}aiorlinf.errors.PeerLost: send: gone\n"
+    other = f"a line\n{seen}ValueError: it is bad\n{trace}ValueError: it is bad\n"
+    assert ORDINARY.sub("", ordinary + other + ordinary) == other

@@ -37,7 +37,9 @@ IN_HAND = 8
 """Items that one consumer may have got, or be getting, at a moment: of one batch."""
 _ORDINARY_ERRORS = r"(?:Peer|Declared|Deadline|Closed|Channel|Rendezvous|Link|Remote)\w+"
 ORDINARY = re.compile(
-    rf"^.*(?: failed after it was given up|was never looked at: {_ORDINARY_ERRORS}:.*)\n(?:.*\n)*?aiorlinf\.errors\.\w+: .*\n", re.MULTILINE
+    rf"^.*(?: failed after it was given up|was never looked at: {_ORDINARY_ERRORS}:.*)\n"
+    r"(?:Traceback .*\n(?:.*\n)*?aiorlinf\.errors\.\w+: .*\n)?",  # what failed at its call has no traceback
+    re.MULTILINE,
 )
 """What was cancelled at the moment when it failed, because somebody was killed. It is logged, for nobody has seen it."""
 COMPLAINTS = ("Traceback (most recent call last)", "never retrieved", "never looked at", "InternalError", "was destroyed but it is pending")
