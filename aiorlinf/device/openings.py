@@ -37,11 +37,17 @@ class _Opening:
 
     def __init__(self, key: _Key, memory: torch.Tensor) -> None:
         self.key = key
-        self.memory = memory
+        self.memory: torch.Tensor | None = memory
         self.epoch = 0
         self.users = 0
         self.used = 0.0
         self.doomed = False
+
+    def take(self) -> torch.Tensor:
+        """Its memory, to be closed: whoever still has the opening in hand, for a moment longer perhaps, does not hold it."""
+        memory, self.memory = self.memory, None
+        assert memory is not None
+        return memory
 
 
 class Use:
@@ -107,6 +113,7 @@ class Openings:
             for leaf in leaves:
                 opening = self._find(leaf) or self._add(leaf, runtime.open(_wider(leaf), places[leaf.uuid]))
                 use._held.append(opening)
+                assert opening.memory is not None
                 use.tensors.append(opening.memory[leaf.at : leaf.at + leaf.nbytes])
         except BaseException:
             use.end()
@@ -171,7 +178,7 @@ class Openings:
         for each in dead:
             each.doomed = True
             del self._open[each.key]
-        return [each.memory for each in dead if not each.users]
+        return [each.take() for each in dead if not each.users]
 
     def _let_go(self, held: Sequence[_Opening]) -> None:
         with self._lock:
@@ -181,7 +188,7 @@ class Openings:
                 each.users -= 1
                 each.used = now
                 if each.doomed and not each.users:
-                    memories.append(each.memory)
+                    memories.append(each.take())
         self._close(memories)
 
     def _close(self, memories: list[torch.Tensor]) -> None:
@@ -190,7 +197,7 @@ class Openings:
 
 
 def _covers(opening: _Opening, leaf: Shared) -> bool:
-    return leaf.at + leaf.nbytes <= opening.memory.numel()
+    return opening.memory is not None and leaf.at + leaf.nbytes <= opening.memory.numel()
 
 
 def _wider(leaf: Shared) -> Shared:

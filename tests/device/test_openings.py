@@ -27,11 +27,14 @@ class Desk:
         self.fake = fake
         self.now = 0.0
         self.closed = 0
+        self.kept: list[int] = []  # of what was to be closed, so many were still open after that
         self.openings = Openings(lambda: self.now, self._drop)
 
     def _drop(self, memories: list[torch.Tensor]) -> None:
         self.closed += len(memories)
+        before = self.fake.mappings - len(memories)
         memories.clear()
+        self.kept.append(self.fake.mappings - before)
 
     def use(self, *leaves: Shared) -> Use:
         return self.openings.use(self.fake, leaves, {"FAKE-0": 0})
@@ -63,6 +66,20 @@ def test_what_is_open_is_found_again(fake: FakeAccelerator, desk: Desk) -> None:
     assert (desk.openings.opened, desk.openings.reused, desk.closed, fake.mappings) == (1, 2, 0, 1)
     desk.openings.close()
     assert (desk.closed, fake.mappings) == (1, 0)
+
+
+def test_nobody_else_holds_what_is_to_be_closed(fake: FakeAccelerator, desk: Desk) -> None:
+    """Or it would be closed in whatever thread lets go of it last, which may be a loop's."""
+    tensors = [fake.tensor(VALUES) for _ in range(3)]
+    idle, gone, in_use = map(fake.export, tensors)
+    desk.use(idle).end()
+    desk.now = 100.0
+    desk.openings.sweep()
+    desk.use(gone).end()
+    use = desk.use(in_use)
+    desk.openings.close()
+    use.end()
+    assert (desk.closed, desk.kept, fake.mappings) == (3, [0, 0, 0], 0)
 
 
 def test_what_its_owner_gave_back_is_closed(fake: FakeAccelerator, desk: Desk) -> None:
