@@ -8,6 +8,8 @@ broadcast that has its object has nothing to raise), and until a broadcast among
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,8 +93,7 @@ async def _one(kind: str, victim: int) -> Death:
     async with spawned_cluster(loop="uvloop") as cluster:
         workers = [await cluster.start(member, _take_part, kind, rank, victim) for rank, member in enumerate(_MEMBERS)]
         dying = workers.pop(victim)
-        await _go(dying)
-        dying.freeze()
+        await _go(dying)  # it has stopped itself, before it could be done
         for worker in workers:
             await _go(worker)
         begin = time.monotonic()
@@ -120,6 +121,8 @@ async def _take_part(comm: Worker, kind: str, rank: int, victim: int) -> tuple[b
     work = _CALLS[kind](comm, rank)
     await asyncio.sleep(0)  # it has begun
     talk().say("called")
+    if rank == victim:
+        os.kill(os.getpid(), signal.SIGSTOP)
     raised = False
     try:
         await work
