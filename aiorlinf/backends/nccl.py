@@ -20,12 +20,14 @@ import datetime
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from aiorlinf.device.registry import runtime_of
+from aiorlinf.errors import AiorlinfError
+from aiorlinf.work.threads import start_thread
 
 if TYPE_CHECKING:
     from aiorlinf.device.runtime import Runtime
@@ -154,7 +156,7 @@ class NcclPair:
                 trouble.append(error)
             done.set()
 
-        threading.Thread(target=move, name="aiorlinf-nccl-connect", daemon=True).start()
+        start_thread(threading.Thread(target=move, name="aiorlinf-nccl-connect", daemon=True))
         if not done.wait(timeout):
             raise RuntimeError(f"NCCL did not connect the two devices within {timeout:.1f} s")
         if trouble:
@@ -187,13 +189,24 @@ class NcclPair:
         """Abort what is under way and drop the group, without waiting."""
         group, self._group = self._group, None
         if group is not None:
-            threading.Thread(target=_destroy, args=([group], self._store), name="aiorlinf-retire", daemon=True).start()
+            _unwanted.append((group, self._store))
+            del group
+            with suppress(AiorlinfError):  # the system gives no more threads: the next one takes it along
+                start_thread(threading.Thread(target=_destroy_unwanted, name="aiorlinf-retire", daemon=True))
 
 
-def _destroy(holder: list[Any], store: Any) -> None:
-    group = holder.pop()
-    try:
-        group.abort()
-    except RuntimeError:  # it has failed already; the destructor does the rest
-        pass
-    del group
+_unwanted: list[tuple[Any, Any]] = []
+"""Groups that are to be destroyed, which may take long, and their stores."""
+
+
+def _destroy_unwanted() -> None:
+    while _unwanted:
+        try:
+            group, store = _unwanted.pop()
+        except IndexError:  # another thread has just taken the last one
+            return
+        try:
+            group.abort()
+        except RuntimeError:  # it has failed already; the destructor does the rest
+            pass
+        del group, store
