@@ -49,9 +49,13 @@ LARGE = Case(
         rate_row(
             "**aiorlinf** channel, puts and gets pipelined", "ours-channel", "pipelined", aims=(Aim("≥", 0.7, COPIES),), compared=(COPY,)
         ),
+        rate_row("**aiorlinf** channel, processes where the scheduler likes", "ours-channel", "wherever", compared=(COPIES,)),
         rate_row(RAY, "ray-queue", ""),
     ),
-    notes=("A copy to the same place stays in the processor's cache. A queue holds many items, each in a place of its own.",),
+    notes=(
+        "A copy to the same place stays in the processor's cache. A queue holds many items, each in a place of its own.",
+        "Who puts has a core of its own; the channel worker and who gets are on others.",
+    ),
 )
 
 BALANCE = Case(

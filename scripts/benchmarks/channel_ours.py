@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import time
@@ -12,6 +13,7 @@ from typing import Any, ClassVar, Final
 import aiorlinf
 from scripts.benchmarks.channel_balance import Consumers
 from scripts.benchmarks.contender import Contender, Effort, Metrics, Place, unknown
+from scripts.benchmarks.own_core import ON_OWN_CORE, children_elsewhere, wherever
 from scripts.benchmarks.tensors import check_bulk, check_stream, make_bulk, make_stream
 
 __all__ = ["OursChannel", "amount_of"]
@@ -80,6 +82,12 @@ class OursChannel(Contender):
             return {"time": 100 * found}
         if case not in WINDOW:
             raise unknown(case, variant)
+        if variant == "wherever":
+            with wherever():
+                return await self._through(case, "pipelined", effort)
+        return await self._through(case, variant, effort)
+
+    async def _through(self, case: str, variant: str, effort: Effort) -> Metrics:
         window = WINDOW[case] if variant == "pipelined" else 1
         count = amount_of(case, effort)
         if variant == "await":
@@ -87,7 +95,8 @@ class OursChannel(Contender):
         name = f"bench{next(self.numbers)}"
         if self.leads:
             channel = await self.comm.create_channel(name, worker="bench")
-            return await self._put(channel, case, count, window)
+            with children_elsewhere() if case in ON_OWN_CORE else contextlib.nullcontext():
+                return await self._put(channel, case, count, window)
         channel = await self.comm.connect_channel(name)
         await self._get(channel, case, count, window)
         return {}
