@@ -210,11 +210,12 @@ def test_a_footprint_counts_what_grows_after_the_warm_up() -> None:
     footprint = Footprint(8)
     kept = []
     for index in range(8):
-        kept.append(bytearray(b"x" * (32 << 20)) if index in (0, 4) else bytearray())
+        kept.append(bytearray(b"x" * (128 << 20)) if index in (0, 4) else bytearray())
         footprint.passed_one()
     found = footprint.metrics()
-    # The memory of the first may come back for the second only after the warm-up has been counted.
-    assert 30 <= found["growth"] <= 80
+    # The memory of the first may come back for the second only after the warm-up has been counted; and what others give back meanwhile
+    # is not counted, but is less than that.
+    assert 80 <= found["growth"] <= 300
     assert found["faults"] > 100
 
 
