@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aiorlinf.channel.landing import Wish, bring_value, tensors_of
-from aiorlinf.device.registry import accelerator
+from aiorlinf.device.registry import started_accelerator
 from aiorlinf.link.staging import IN, place_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class OnDevice:
     @classmethod
     def of(cls, value: Any) -> OnDevice | None:
         """None if none of its tensors is on an accelerator. In the thread of who puts it."""
-        if accelerator() is None:
+        if started_accelerator() is None:
             return None
         events: dict[torch.device, tuple[Runtime, int, Event]] = {}
         for tensor in tensors_of(value):

@@ -16,7 +16,7 @@ from aiorlinf.errors import UsageError
 if TYPE_CHECKING:
     from aiorlinf.device.runtime import Runtime
 
-__all__ = ["accelerator", "parse_device", "register", "runtime_of", "unregister", "usable_runtime"]
+__all__ = ["accelerator", "parse_device", "register", "runtime_of", "started_accelerator", "unregister", "usable_runtime"]
 
 _runtimes: dict[str, Runtime] = {}
 _added: list[str] = []  # by `register`: those come first
@@ -51,6 +51,15 @@ def _built_in(_pid: int) -> Runtime | None:
     """Asked for every message that has a tensor of an accelerator; the answer changes with a fork at most."""
     found = (usable_runtime(kind) for kind in _known() if kind != "cpu")
     return next((runtime for runtime in found if runtime is not None), None)
+
+
+def started_accelerator() -> Runtime | None:
+    """As `accelerator`, but None also if nobody in this process uses it yet. No driver is asked for that, so any call may."""
+    for kind in dict.fromkeys((*_added, *_known())):
+        runtime = None if kind == "cpu" else runtime_of(kind)
+        if runtime is not None and runtime.started() and runtime.problem() is None:
+            return runtime
+    return None
 
 
 @functools.cache

@@ -52,7 +52,7 @@ class Shared:
         handle: of the allocation: opaque bytes, never those of another one, even if that comes to lie at the same address later.
         nbytes: of the memory.
         at: where it begins in the allocation, in bytes.
-        epoch: how often this process had given memory back to the device.
+        epoch: grows whenever this process gives memory back to the device.
     """
 
     uuid: str
@@ -91,7 +91,7 @@ class Runtime(Protocol):
         """Where new tensors go."""
 
     def memory(self, index: int) -> tuple[int, int]:
-        """Free and total bytes."""
+        """Free and total bytes; free is what tensors of this process can still have."""
 
     def peer_access(self, index: int, other: int) -> bool:
         """The one device can read the other's memory itself."""

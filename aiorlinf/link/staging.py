@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aiorlinf.device.registry import accelerator, usable_runtime
+from aiorlinf.device.registry import accelerator, started_accelerator, usable_runtime
 from aiorlinf.errors import BackendUnavailable, UnsupportedObject
 from aiorlinf.link.device_events import watch_events
 from aiorlinf.link.memory import byte_tensor, copy_bytes
@@ -78,8 +78,8 @@ def place_of(device: torch.device) -> tuple[Runtime, int]:
 
 def callers_device() -> torch.device | None:
     """The accelerator device that is current in the calling thread, if this process uses one already."""
-    runtime = accelerator()
-    return None if runtime is None or not runtime.started() else torch.device(runtime.kind, runtime.current_device())
+    runtime = started_accelerator()
+    return None if runtime is None else torch.device(runtime.kind, runtime.current_device())
 
 
 def ready_now(tensor: torch.Tensor) -> Ready:
@@ -175,8 +175,8 @@ def make_wait(streams: Sequence[tuple[Runtime, Stream]], trip: Trip) -> bool:
 
 def callers_streams() -> list[tuple[Runtime, Stream]]:
     """The stream that is current in the calling thread on its current device; none if no accelerator is in use."""
-    runtime = accelerator()
-    if runtime is None or not runtime.started():
+    runtime = started_accelerator()
+    if runtime is None:
         return []
     return [(runtime, runtime.current_stream(runtime.current_device()))]
 
@@ -276,7 +276,12 @@ class Landing:
         if device is not None:
             return device
         runtime = accelerator()
-        return torch.device("cpu") if runtime is None else torch.device(runtime.kind, runtime.current_device())
+        if runtime is None:
+            return torch.device("cpu")
+        try:
+            return torch.device(runtime.kind, runtime.current_device())
+        except RuntimeError:  # a driver that is there and does not work, as the peer is told, too (`equip_devices`)
+            return torch.device("cpu")
 
     def bring(
         self,

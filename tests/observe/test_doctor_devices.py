@@ -111,3 +111,14 @@ def test_without_one(capsys: pytest.CaptureFixture[str]) -> None:
 def test_who_tells_nonsense_of_devices_is_a_stranger(told: dict[str, object]) -> None:
     with pytest.raises(Exception, match=r"doctor"):
         list(peer._ways(told))
+
+
+def test_a_driver_that_does_not_work(fake: FakeAccelerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there for who only counts devices."""
+
+    def broken() -> int:
+        raise RuntimeError("the driver is too old\nand so on")
+
+    monkeypatch.setattr(fake, "current_device", broken)
+    assert said(check_devices()) == {"accelerator": "none that this torch can use (the driver is too old)"}
+    assert [facts.kind for facts in facts_here()] == [""]

@@ -20,6 +20,12 @@ _HIGH = -1
 _NO_COUNTER = b"/aiorlinf-no-counter"
 """Torch counts down in this file when memory of another process is let go of. There is none, which it takes for that process's death."""
 
+_PIECEWISE = b"e"
+"""Second byte of torch's handles of memory that is mapped piece by piece (``expandable_segments:True``)."""
+
+_CAPTURING = "capturing"
+"""Part of what CUDA says to a thread that asks for anything while another one captures a graph in the mode "global"."""
+
 
 class CudaRuntime(TorchRuntime):
     """See `device.runtime`."""
@@ -32,7 +38,24 @@ class CudaRuntime(TorchRuntime):
             return "this torch was built without CUDA and ROCm"
         if torch.cuda._is_in_bad_fork():
             return "CUDA was used before this process was forked"
-        return super().problem()
+        # Not `is_available`, which initialises the driver: then no process that is forked later can use CUDA (`_is_in_bad_fork` there). To
+        # count asks the management library, which leaves the driver alone, unless that library is not there.
+        return None if _cuda.is_initialized() or _cuda.device_count() > 0 else "torch finds no cuda device"
+
+    def memory(self, index: int) -> tuple[int, int]:
+        free, total = super().memory(index)
+        stats = _cuda.memory_stats_as_nested_dict(index)
+        # What torch's allocator has had from the device and gives to nobody at the moment is free for tensors of this process.
+        kept = _current(stats, "reserved_bytes") - _current(stats, "allocated_bytes")
+        return min(total, free + max(0, kept)), total
+
+    def query(self, event: Event) -> bool:
+        try:
+            return super().query(event)
+        except RuntimeError as error:
+            if _CAPTURING in str(error):
+                return False  # nothing is wrong with the event: it can be asked for when the other thread is done
+            raise
 
     def peer_access(self, index: int, other: int) -> bool:
         return index == other or torch.cuda.can_device_access_peer(index, other)
@@ -48,22 +71,28 @@ class CudaRuntime(TorchRuntime):
     def export(self, tensor: torch.Tensor) -> Shared:
         storage = tensor.untyped_storage()
         device = tensor.device
-        with torch.no_grad(), torch.cuda.device(device):
+        with torch.no_grad(), _cuda.device(device):
             whole = torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (storage.nbytes(),), (1,))
             alias: Any = _torch.from_dlpack(whole).untyped_storage()
             _, handle, _, start, counter, counter_at, _, _ = alias._share_cuda_()
             alias._release_ipc_counter(counter, counter_at, device=device)
         at = start + tensor.storage_offset() * tensor.element_size()
-        return Shared(self.identity(tensor.get_device()).uuid, bytes(handle), tensor.nbytes, at, self._freed(device))
+        epoch = self._freed(device)
+        handle = bytes(handle)
+        if handle[1:2] == _PIECEWISE:
+            # It names descriptors of this process, and their numbers are used again for other memory once this was given back. The other
+            # side's torch finds by the handle what it has open already, and reads no further than it needs, so this makes it another one.
+            handle += epoch.to_bytes(8, "little")
+        return Shared(self.identity(tensor.get_device()).uuid, handle, tensor.nbytes, at, epoch)
 
     def _freed(self, device: torch.device) -> int:
-        """How often torch's allocator has given memory back to the device."""
-        segments = _cuda.memory_stats_as_nested_dict(device).get("segment", {})
-        return int(segments.get("all", {}).get("freed", 0))
+        """Grows whenever torch's allocator gives memory back to the device: so many bytes so far. Segments are not counted by it where
+        memory is mapped piece by piece."""
+        return int(_cuda.memory_stats_as_nested_dict(device).get("reserved_bytes", {}).get("all", {}).get("freed", 0))
 
     def open(self, shared: Shared, index: int) -> torch.Tensor:
         make: Any = torch.UntypedStorage._new_shared_cuda
-        with torch.no_grad(), torch.cuda.device(index):
+        with torch.no_grad(), _cuda.device(index):
             storage = make(index, shared.handle, shared.nbytes, shared.at, _NO_COUNTER, 0, b"", False)
             return torch.empty(0, dtype=torch.uint8, device=torch.device("cuda", index)).set_(storage, 0, (shared.nbytes,), (1,))
 
@@ -77,6 +106,10 @@ class CudaRuntime(TorchRuntime):
 
     def collect(self) -> None:
         _cuda.ipc_collect()
+
+
+def _current(stats: Any, what: str) -> int:
+    return int(stats.get(what, {}).get("all", {}).get("current", 0))
 
 
 def make_runtime() -> CudaRuntime:

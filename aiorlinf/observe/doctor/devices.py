@@ -15,6 +15,7 @@ from aiorlinf.backends.device_pairs import pair_maker
 from aiorlinf.device.registry import accelerator, runtime_of
 from aiorlinf.link.device_facts import DeviceFacts
 from aiorlinf.observe.doctor.findings import Finding, Level
+from aiorlinf.rendezvous.hosts import process_identity
 
 if TYPE_CHECKING:
     from aiorlinf.backends.select import Choice
@@ -27,10 +28,8 @@ _SLOW = "through host memory, which works and is slower; see what stands against
 
 def check_devices() -> Iterator[Finding]:
     """The accelerators of this process, and how tensors on them would get to another process of this host."""
-    runtime = accelerator()
+    runtime, reason = _usable()
     if runtime is None:
-        cuda = runtime_of("cuda")
-        reason = None if cuda is None else cuda.problem()
         yield Finding(Level.NOTE, "accelerator", f"none that this torch can use ({reason})")
         return
     count = runtime.count()
@@ -45,6 +44,19 @@ def check_devices() -> Iterator[Finding]:
     here = facts_here()
     other = [dataclasses.replace(facts, process="another one of this host") for facts in here]
     yield from _ways(here, other, "", same_host=True)
+
+
+def _usable() -> tuple[Runtime | None, str | None]:
+    """The accelerator, started; or why there is none."""
+    runtime = accelerator()
+    if runtime is None:
+        cuda = runtime_of("cuda")
+        return None, None if cuda is None else cuda.problem()
+    try:
+        runtime.current_device()
+    except RuntimeError as error:  # it is there, but its driver does not work with this torch
+        return None, str(error).strip().partition("\n")[0]
+    return runtime, None
 
 
 def _peer_access(runtime: Runtime) -> Iterator[Finding]:
@@ -83,9 +95,9 @@ def _pairs(runtime: Runtime) -> Finding:
 
 def facts_here() -> list[DeviceFacts]:
     """What a worker of this process would tell, for each device that tensors might land on; for CPU memory if there is none."""
-    runtime = accelerator()
+    runtime, _ = _usable()
     if runtime is None:
-        return [DeviceFacts.here(torch.device("cpu"))]
+        return [DeviceFacts(process_identity())]
     return [DeviceFacts.here(torch.device(runtime.kind, index)) for index in range(runtime.count())]
 
 
