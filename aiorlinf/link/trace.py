@@ -194,7 +194,7 @@ class Trace:
         if self._work.done():
             return
         await recorder.written()
-        events = recorder.take()
+        taken = recorder.take()
         me, manager = await self._table.joined()
         self._readings.append(await _read_clock(manager))
         if recorder.dropped:
@@ -202,7 +202,7 @@ class Trace:
         facts = facts_line(self._facts(me))
 
         def write() -> None:
-            recorder.write(events)
+            recorder.write(taken)
             recorder.write_line(facts)
             recorder.close()
             finish(self._part, self.path)

@@ -13,7 +13,9 @@ from aiorlinf.trace.events import (
     LEFT,
     MATCHED,
     OPENED,
+    PACKED,
     PASSED,
+    PICKED,
     SENT,
     SENT_SMALL,
     STARTED,
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["LinkTrace", "Tracing"]
 
 
+_pack = PACKED.pack  # looked up for each small message
+
 _WAYS: dict[int, str] = {via: via.name.lower() for via in Via}
 
 
@@ -43,17 +47,19 @@ class LinkTrace:
         number: of the link, in this trace.
     """
 
-    __slots__ = ("_number", "_record")
+    __slots__ = ("_came", "_number", "_packed", "_passed", "_picked", "_record", "_sent")
 
     def __init__(self, recorder: Recorder, number: int) -> None:
+        self._packed = recorder.packed
         self._record = recorder.record
         self._number = number
+        self._sent, self._came, self._passed, self._picked = (number * 4 + kind for kind in (SENT_SMALL, CAME, PASSED, PICKED))
 
     # ---- sending
 
     def small(self, message: int, size: int, key: int) -> None:
         """A small message is written, and its send done."""
-        self._record((SENT_SMALL, self._number, message, monotonic(), size, key))
+        self._packed += _pack(monotonic(), 0.0, message, key, 0, size, self._sent)
 
     def opened(self, out: Outgoing) -> None:
         """A message goes to the peer, at least its description."""
@@ -84,18 +90,17 @@ class LinkTrace:
 
     def came(self, message: int, size: int, key: int, order: int) -> None:
         """A small message, or the description of a larger one."""
-        self._record((CAME, self._number, message, monotonic(), size, key, order))
+        self._packed += _pack(monotonic(), 0.0, message, key, order, size, self._came)
 
     def passed(self, message: int, size: int, key: int, receive: Receive) -> None:
         """A small message goes to a receive that waits: `came` and `taken` in one."""
         now = monotonic()
         work = receive.work
-        self._record((PASSED, self._number, message, now, size, key, receive.order, now if work is None else work._born))
+        self._packed += _pack(now, now if work is None else work._born, message, key, receive.order, size, self._passed)
 
     def picked(self, order: int) -> None:
         """A small message that waited goes to a receive that is just called: `taken`, kept short."""
-        now = monotonic()
-        self._record((TAKEN, order, now, now, "recv"))
+        self._packed += _pack(monotonic(), 0.0, 0, 0, order, 0, self._picked)
 
     def matched(self, receive: Receive, message: Incoming) -> None:
         """It goes to this receive, when it is whole."""

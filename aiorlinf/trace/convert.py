@@ -87,8 +87,24 @@ class Recorded:
         self._steps: dict[int, list[Any]] = {}
         self._calls: list[Sequence[Any]] = []
 
+    def take_packed(self, data: bytes) -> None:
+        """Some more of those that are packed; all that are whole."""
+        size = kinds.PACKED.size
+        for time, called, message, key, order, nbytes, what in kinds.PACKED.iter_unpack(data[: len(data) // size * size]):
+            link, kind = divmod(what, 4)
+            self._saw(time)
+            if kind == kinds.SENT_SMALL:
+                self._out[link, message] = _Out(time, time, key, nbytes, "send", over=time)
+            elif kind == kinds.CAME:
+                self._in[order] = _In(link, message, time, nbytes, key)
+            elif kind == kinds.PASSED:
+                self._saw(called)
+                self._in[order] = _In(link, message, time, nbytes, key, time, called, "recv", taken=time)
+            elif order in self._in:
+                self._of_in(kinds.TAKEN, self._in[order], (time, time, "recv"))
+
     def take(self, events: Iterable[Sequence[Any]]) -> None:
-        """Some more.
+        """Some more of the others.
 
         Raises:
             WireError: they are not what a recorder has written.
@@ -104,24 +120,11 @@ class Recorded:
         if kind == kinds.LINK:
             number, us, peer, ordinal = rest
             self._links[number] = (us, peer, ordinal)
-        elif kind == kinds.SENT_SMALL:
-            link, message, time, size, key = rest
-            self._saw(time)
-            self._out[link, message] = _Out(time, time, key, size, "send", over=time)
         elif kind == kinds.OPENED:
             link, message, time, born, key, size, operation = rest
             self._saw(born)
             self._saw(time)
             self._out[link, message] = _Out(time, born, key, size, operation)
-        elif kind == kinds.CAME:
-            link, message, time, size, key, order = rest
-            self._saw(time)
-            self._in[order] = _In(link, message, time, size, key)
-        elif kind == kinds.PASSED:
-            link, message, time, size, key, order, called = rest
-            self._saw(called)
-            self._saw(time)
-            self._in[order] = _In(link, message, time, size, key, time, called, "recv", taken=time)
         elif kind in (kinds.BEGUN, kinds.STARTED, kinds.LEFT, kinds.SENT):
             out = self._out.get((rest[0], rest[1]))
             if out is not None:  # else it was opened before the recording began

@@ -145,17 +145,20 @@ def _read_part(path: Path) -> tuple[Recorded, Facts]:
     recorded = Recorded()
     facts: Facts | None = None
     with path.open("rb") as file:
-        for line in file:
+        whole = os.fstat(file.fileno()).st_size
+        while (line := file.readline()).endswith(b"\n"):  # else it was killed while it wrote this
             try:
                 told = orjson.loads(line)
-            except orjson.JSONDecodeError:
-                break  # it was killed while it wrote this
+            except orjson.JSONDecodeError as error:
+                raise WireError(str(error)) from None
             if isinstance(told, dict):
                 facts = _facts(told)
             elif isinstance(told, list):
                 recorded.take(told)
+            elif type(told) is int and told >= 0:
+                recorded.take_packed(file.read(min(told, whole)))  # where it was killed meanwhile, there is less
             else:
-                raise WireError("a line of it is neither a table nor a list")
+                raise WireError("a line of it is none of those that a recorder writes")
     if facts is None:
         raise WireError("it does not say whose it is")
     return recorded, facts

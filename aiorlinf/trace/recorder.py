@@ -4,42 +4,62 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from bisect import bisect_left
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from aiorlinf.errors import AiorlinfError
-from aiorlinf.trace.events import CALL, STEP, STEP_OVER, Event
+from aiorlinf.trace.events import CALL, PACKED, STEP, STEP_OVER, Event
 from aiorlinf.work.base import STATE_NAMES, AsyncWork
 from aiorlinf.work.waiters import Entry
 
 if TYPE_CHECKING:
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "Taken"]
 
 _SPILL_EVENTS = 16 * 1024
 _SPILL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What is to be written.
+
+    Attributes:
+        packed: small messages' events, see `trace.events`.
+        events: all others.
+    """
+
+    packed: bytes
+    events: list[Event]
+
+    @property
+    def count(self) -> int:
+        """Of all of them."""
+        return len(self.packed) // PACKED.size + len(self.events)
 
 
 class Recorder:
     """Events of one worker. Home thread only, but for `write`.
 
     Args:
-        path: of a file that is made anew; each line of it is a list of events as JSON.
+        path: of a file that is made anew, see `write`.
         limit: events; later ones are counted and not kept.
 
     Attributes:
-        events: those that are not written yet. Hot paths append to it themselves.
+        packed: small messages' events that are not written yet, see `trace.events`. Hot paths append to it themselves.
         dropped: how many came after the limit.
     """
 
     def __init__(self, home: LoopHome, path: str | os.PathLike[str], limit: int) -> None:
-        self.events: list[Event] = []
+        self.packed: bytearray = bytearray()  # for ever the same one: each link's part knows it
         self.dropped: int = 0
-        self.record: Callable[[Event], object] = self.events.append
+        self._events: list[Event] = []
+        self._places: list[int] = []  # of each event, what was packed before it
         self._home = home
         self._path = os.fspath(path)
         self._left = limit
@@ -53,6 +73,11 @@ class Recorder:
         self._timer = home.loop.call_later(_SPILL_S, self._spill)
 
     # ---- what is recorded here
+
+    def record(self, event: Event) -> None:
+        """One that is not packed."""
+        self._places.append(len(self.packed))
+        self._events.append(event)
 
     def step(self, step: AsyncWork[Any], source: AsyncWork[Any]) -> None:
         """A then-step begins."""
@@ -92,15 +117,16 @@ class Recorder:
 
     def _spill(self) -> None:
         """Hand what there is to a thread, and come again."""
-        events = self.take()
-        if not events:
+        if not self.packed and not self._events:
             self._timer = self._home.loop.call_later(_SPILL_S, self._spill)
             return
+        places, taken = self._places, self.take()
         try:
-            self._writing = self._home.submit(self.write, events)
-        except AiorlinfError:  # the worker is closing, and writes the rest then
-            self.events[:0] = events
-            self._left += len(events)
+            self._writing = self._home.submit(self.write, taken)
+        except AiorlinfError:  # the worker is closing, and writes it with the rest then
+            self.packed += taken.packed
+            self._events, self._places = taken.events, places[: len(taken.events)]
+            self._left += taken.count
             return
         self._writing.add_done_callback(self._spilled)
 
@@ -118,19 +144,29 @@ class Recorder:
         if self._error is not None:
             raise self._error
 
-    def take(self) -> list[Event]:
+    def take(self) -> Taken:
         """What is not written yet, as far as the limit lets it."""
-        events = self.events[:]
-        self.events.clear()
-        if len(events) > self._left:
-            self.dropped += len(events) - self._left
-            del events[self._left :]
-        self._left -= len(events)
-        return events
+        taken = Taken(bytes(self.packed), self._events)
+        if taken.count > self._left:
+            self.dropped += taken.count - self._left
+            kept = bisect_left(range(len(self._events)), self._left, key=lambda index: self._places[index] // PACKED.size + index)
+            taken = Taken(taken.packed[: (self._left - kept) * PACKED.size], taken.events[:kept])
+        self._left -= taken.count
+        self.packed.clear()
+        self._events, self._places = [], []
+        return taken
 
-    def write(self, events: list[Event]) -> None:
-        """Append to the file; any thread. Raises OSError."""
+    def write(self, taken: Taken) -> None:
+        """Append to the file; any thread. Raises OSError.
+
+        Packed events are there as they are, after a line that says how many bytes they have; others as lines of JSON, each a list of them.
+        They come after the packed ones that were taken with them, to which they may refer; the other way round nothing does.
+        """
+        packed, events = taken.packed, taken.events
         with self._lock:
+            if packed:
+                self._file.write(b"%d\n" % len(packed))
+                self._file.write(packed)
             for start in range(0, len(events), _SPILL_EVENTS):
                 self._file.write(orjson.dumps(events[start : start + _SPILL_EVENTS]) + b"\n")
             self._file.flush()

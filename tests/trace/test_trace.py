@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from aiorlinf import Worker, init
-from aiorlinf.errors import UsageError
+from aiorlinf.errors import UsageError, WireError
 from aiorlinf.rendezvous.settings import TRACE_ENV
-from aiorlinf.trace.events import OPENED, SENT_SMALL
-from aiorlinf.trace.files import merge
-from aiorlinf.trace.recorder import Recorder
+from aiorlinf.trace.clock import Reading
+from aiorlinf.trace.events import BEGUN, LINK, PACKED, SENT_SMALL
+from aiorlinf.trace.files import Facts, _read_part, facts_line, merge
+from aiorlinf.trace.recorder import Recorder, Taken
 from tests.peers import process, run_worker
 
 __all__: list[str] = []
@@ -220,7 +221,7 @@ def test_from_synchronous_code_and_when_the_worker_is_closed(tmp_path: Path) -> 
 
 @pytest.mark.asyncio
 async def test_a_file_that_cannot_be_written_any_more_is_an_error_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(recorder: Recorder, events: list[Any]) -> None:
+    def full(recorder: Recorder, taken: Taken) -> None:
         raise OSError(28, "no space left")
 
     monkeypatch.setattr("aiorlinf.trace.recorder._SPILL_S", 0.01)
@@ -271,10 +272,12 @@ async def sends_and_waits(comm: Worker, count: int) -> None:
     await asyncio.sleep(60)
 
 
-def recorded(part: Path) -> list[Any]:
-    """Whole lines of a raw file so far."""
-    lines = part.read_bytes().split(b"\n")[:-1] if part.exists() else []
-    return [json.loads(line) for line in lines]
+def sends_in(part: Path) -> int:
+    """How many a raw file has so far; 0 as long as it does not say whose it is."""
+    try:
+        return len(_read_part(part)[0]._out)
+    except (FileNotFoundError, WireError):
+        return 0
 
 
 @pytest.mark.asyncio
@@ -286,12 +289,8 @@ async def test_files_of_several_processes_are_merged_also_of_one_that_was_killed
             for index in range(10):
                 assert await a.recv("b:0") == index
             await a.send("go on", "b:0")
-            sent = 0
-            while sent < 10:
+            while sends_in(tmp_path / "b-0.1.json.part") < 10:
                 await asyncio.sleep(0.02)
-                found = recorded(tmp_path / "b-0.1.json.part")
-                if any(isinstance(line, dict) for line in found):
-                    sent = sum(event[0] in (OPENED, SENT_SMALL) for line in found if isinstance(line, list) for event in line)
             peer.kill()
         await trace
     facts = merge(sorted(tmp_path.iterdir()), tmp_path / "all.json")
@@ -307,6 +306,51 @@ async def test_files_of_several_processes_are_merged_also_of_one_that_was_killed
     arrows = Counter(event["id"] for event in events if event["ph"] in "sf")
     assert {arrows[name] for name in sends} == {2}, "an arrow has two ends"
     assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {"a:0#1", "b:0#1"}
+
+
+@pytest.mark.asyncio
+async def test_beyond_the_limit_is_what_came_last(tmp_path: Path) -> None:
+    """Packed events and others are one sequence, however they are kept."""
+
+    def number(count: int) -> bytes:
+        return PACKED.pack(float(count), 0.0, count, 0, 0, 1, SENT_SMALL)
+
+    async with init("a:0") as a:
+        for limit in range(1, 9):
+            recorder = Recorder(a.home, tmp_path / "a.part", limit)
+            kept: list[int] = []
+            for piece in ((0, 1, 2), (3, 4, 5, 6)):
+                for count in piece:
+                    if count % 2:
+                        recorder.record((BEGUN, 1, count, 0.0))
+                    else:
+                        recorder.packed += number(count)
+                taken = recorder.take()
+                kept += [fields[2] for fields in PACKED.iter_unpack(taken.packed)] + [event[2] for event in taken.events]
+            recorder.stop()
+            recorder.close()
+            assert sorted(kept) == list(range(min(limit, 7))), limit
+            assert recorder.dropped == max(0, 7 - limit)
+
+
+@pytest.mark.asyncio
+async def test_a_raw_file_that_ends_anywhere_gives_what_was_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.json.part"
+    async with init("a:0") as a:
+        recorder = Recorder(a.home, path, 100)
+        recorder.stop()
+        facts = facts_line(Facts("a:0#1", 1, "host", (Reading(0.0, 0, 0),)))
+        recorder.write_line(facts)
+        packed = b"".join(PACKED.pack(1.0, 0.0, count, 0, 0, 1, 4 + SENT_SMALL) for count in range(3))
+        recorder.write(Taken(packed, [(LINK, 1, "a:0#1", "b:0#1", 0)]))
+        recorder.close()
+    whole = path.read_bytes()
+    for length in range(len(facts), len(whole) + 1):
+        path.write_bytes(whole[:length])
+        assert sends_in(path) == min(3, max(0, length - len(facts) - len(b"%d\n" % len(packed))) // PACKED.size)
+        merge([path], tmp_path / "all.json")
+    path.write_bytes(facts + b"9" * 18 + b"\n")
+    merge([path], tmp_path / "all.json")
 
 
 def test_what_is_no_trace_is_not_merged(tmp_path: Path) -> None:
