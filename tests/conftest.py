@@ -9,10 +9,13 @@ from collections import Counter
 
 import pytest
 
+from tests.short_stacks import shorten
+
 __all__ = ["pytest_collection_modifyitems", "pytest_plugins"]
 
 # pytest-asyncio's own option reaches only the loops that it makes. This reaches loops in threads and child processes too.
 os.environ["PYTHONASYNCIODEBUG"] = "1"
+shorten()
 
 pytest_plugins = ["aiorlinf.testing.pytest_leaks", "tests.time_limit"]
 

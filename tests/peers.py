@@ -21,6 +21,7 @@ import uvloop
 
 from aiorlinf import Worker, init
 from aiorlinf.testing.child import Told, run_child, say
+from tests.short_stacks import shorten
 
 __all__ = ["LoopKind", "Peer", "PeerFailed", "Pipe", "process", "run_loop", "run_worker", "worker"]
 
@@ -205,4 +206,5 @@ def _main(
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
+    shorten()
     run_child(connection, log, env, functools.partial(function, Pipe(connection), *args), prepare or (lambda: None))

@@ -98,15 +98,15 @@ class Snapshot:
     shm: frozenset[str]
 
     @classmethod
-    def take(cls, loops: Iterable[asyncio.AbstractEventLoop] = ()) -> Snapshot:
-        """Look now. ``loops`` are those whose unfinished tasks count; none by default."""
+    def take(cls, loops: Iterable[asyncio.AbstractEventLoop] = (), kinds: Collection[str] = KINDS) -> Snapshot:
+        """Look now. ``loops`` are those whose unfinished tasks count; none by default. Of other kinds than ``kinds`` nothing is seen."""
         procfs.make_process_globals()
         return cls(
             tasks=frozenset(task for loop in loops for task in asyncio.all_tasks(loop)),
-            threads=frozenset(filter(_counts, threading.enumerate())),
-            descriptors=procfs.open_descriptors(),
-            children=procfs.child_processes(),
-            shm=procfs.shm_names(),
+            threads=frozenset(filter(_counts, threading.enumerate())) if "threads" in kinds else frozenset(),
+            descriptors=procfs.open_descriptors() if "descriptors" in kinds else {},
+            children=procfs.child_processes() if "children" in kinds else frozenset(),
+            shm=procfs.shm_names() if "shm" in kinds else frozenset(),
         )
 
     def leaks_since(self, before: Snapshot, kinds: Collection[str] = KINDS) -> list[Leak]:
@@ -171,7 +171,7 @@ class check_leaks:
         self._suspects: set[tuple[str, Hashable]] | None = None
 
     def __enter__(self) -> Self:
-        self._before, self._suspects = Snapshot.take(), None
+        self._before, self._suspects = Snapshot.take(kinds=self._kinds), None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -183,7 +183,7 @@ class check_leaks:
 
     async def __aenter__(self) -> Self:
         self._loops = (asyncio.get_running_loop(),)
-        self._before, self._suspects = Snapshot.take(self._loops), None
+        self._before, self._suspects = Snapshot.take(self._loops, self._kinds), None
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -208,7 +208,7 @@ class check_leaks:
     def _look(self) -> list[Leak]:
         """What has been there at every look since the end of the block. What came later was not left by it, be it another's file."""
         before = self._entered()
-        now = Snapshot.take(self._loops)
+        now = Snapshot.take(self._loops, self._kinds)
         now = dataclasses.replace(now, tasks=now.tasks - {self._this_task})
         seen = [] if now.same_as(before, self._kinds) else now.leaks_since(before, self._kinds)
         if self._suspects is not None:
