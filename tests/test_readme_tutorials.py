@@ -15,6 +15,8 @@ __all__: list[str] = []
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "### Something new\n", "\nLicence:"
+CHANGES = ROOT / "examples" / "extend" / "sockets.diff"
+PLACES = {"sizes.py": ".", "deflate.py": "aiorlinf/codec/codecs", "sockets.py": "aiorlinf/backends"}
 
 
 def _chapter() -> str:
@@ -23,27 +25,28 @@ def _chapter() -> str:
     return readme.partition(BEGIN)[2].partition(END)[0]
 
 
-def _write_files(chapter: str, folder: Path) -> list[str]:
-    """Each block that begins with a path as a comment becomes that file; the paths of those that are tests."""
-    files = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", chapter, re.DOTALL)
-    for name, text in files:
+def _write_files(chapter: str, folder: Path) -> None:
+    """Each block that begins with a path as a comment becomes that file; files of the example go where the text says that they belong."""
+    for name, text in re.findall(r"```python\n# (\S+\.py)\n(.*?)```", chapter, re.DOTALL):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    return [name for name, _ in files if Path(name).name.startswith("test_")]
+    for name in re.findall(r"\]\((examples/extend/\w+\.py)\)", chapter):
+        (place,) = [place for file, place in PLACES.items() if name.endswith(file)]
+        assert place in {".", *re.findall(r"`(aiorlinf/[\w/]+?)/?`", chapter)}, f"the text does not say where {name} goes"
+        shutil.copy(ROOT / name, folder / place)
 
 
-def _change(chapter: str, folder: Path) -> int:
-    """Make the changes of each block of kind diff, every one of which must have exactly one place; their number."""
+def _change(folder: Path) -> int:
+    """Make the changes that lie beside the backend, every one of which must have exactly one place; their number."""
     changes = 0
-    for block in re.findall(r"```diff\n(.*?)```", chapter, re.DOTALL):
-        for name, lines in re.findall(r"^--- (\S+)\n((?:(?!---).*\n)+)", block, re.MULTILINE):
-            before = "".join(line[1:] for line in lines.splitlines(keepends=True) if line[0] in " -")
-            after = "".join(line[1:] for line in lines.splitlines(keepends=True) if line[0] in " +")
-            path = folder / name
-            text = path.read_text()
-            assert text.count(before) == 1, f"{name} has {text.count(before)} places that read\n{before}"
-            path.write_text(text.replace(before, after))
-            changes += 1
+    for name, lines in re.findall(r"^--- (\S+)\n((?:(?!---).*\n)+)", CHANGES.read_text(), re.MULTILINE):
+        before = "".join(line[1:] for line in lines.splitlines(keepends=True) if line[0] in " -")
+        after = "".join(line[1:] for line in lines.splitlines(keepends=True) if line[0] in " +")
+        path = folder / name
+        text = path.read_text()
+        assert text.count(before) == 1, f"{name} has {text.count(before)} places that read\n{before}"
+        path.write_text(text.replace(before, after))
+        changes += 1
     return changes
 
 
@@ -54,8 +57,9 @@ def _change(chapter: str, folder: Path) -> int:
 def test_each_leads_to_what_passes_its_suite(test: str, least: int, tmp_path: Path) -> None:
     chapter = _chapter()
     shutil.copytree(ROOT / "aiorlinf", tmp_path / "aiorlinf", ignore=shutil.ignore_patterns("__pycache__"))
-    assert _write_files(chapter, tmp_path) == ["test_sizes.py", "tests/codec/codecs/test_deflate.py", "tests/backends/test_sockets.py"]
-    assert _change(chapter, tmp_path) == 6
+    _write_files(chapter, tmp_path)
+    assert "[examples/extend/sockets.diff](examples/extend/sockets.diff)" in chapter
+    assert _change(tmp_path) == 6
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-o", "asyncio_mode=strict", test],
         cwd=tmp_path,
