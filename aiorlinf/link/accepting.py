@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import socket
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiorlinf.address import Identity, Incarnation, WorkerAddress
 from aiorlinf.errors import LinkError
@@ -13,10 +14,11 @@ from aiorlinf.link.arbitrate import Answer, arbitrate
 from aiorlinf.link.connecting import Connector
 from aiorlinf.link.departures import Departures, replace
 from aiorlinf.link.dial import ServerSide
+from aiorlinf.link.half_made import HalfMade
 from aiorlinf.link.link import Link, LinkState
 from aiorlinf.link.me import Self
 from aiorlinf.link.peer_lives import PeerLives
-from aiorlinf.link.resume import Resumptions, resumes
+from aiorlinf.link.resume import Resumptions, from_the_beginning, resumes
 from aiorlinf.manager.throttle import Throttle
 from aiorlinf.rendezvous.door import Door
 from aiorlinf.rendezvous.tls import Tls
@@ -57,6 +59,7 @@ class Acceptor:
         lives: PeerLives,
         departures: Departures,
         connector: Connector,
+        half_made: HalfMade,
         resumptions: Resumptions,
         new_link: Callable[[WorkerAddress], Link],
         bring_up: Callable[[Link, Self, Connection, Hello, bytes], None],
@@ -70,6 +73,7 @@ class Acceptor:
         self._lives = lives
         self._departures = departures
         self._connector = connector
+        self._half_made = half_made
         self._resumptions = resumptions
         self._new_link = new_link
         self._bring_up = bring_up
@@ -126,8 +130,10 @@ class Acceptor:
         remote = Identity(WorkerAddress(hello.address), Incarnation(hello.incarnation))
         refusal = self._departures.refusal(remote)
         resume = resumes(hello)
-        if resume is not None:
-            return self._resumptions.judge(remote, resume, me.hello(remote.address)) if refusal is None else refusal
+        if resume is not None and refusal is None:
+            if self._unheard(remote, resume):
+                return from_the_beginning(me.hello(remote.address), resume)
+            return self._resumptions.judge(remote, resume, me.hello(remote.address))
         link = self._links.get(remote.address)
         links_there = hello.capabilities.get("links")
         answer = arbitrate(
@@ -147,18 +153,44 @@ class Acceptor:
             return Refusal("stale", f"{remote} is an earlier life; #{lives.newest[remote.address]} is known here")
         return me.hello(remote.address)
 
+    def _unheard(self, remote: Identity, resume: Mapping[str, Any]) -> bool:
+        """The peer goes on with a link whose first word was lost on its way to us, so that there is none here: all of it comes again."""
+        link = self._links.get(remote.address)
+        return (
+            (link is None or link.state is LinkState.CONNECTING)
+            and resume.get("received") == 0
+            and resume.get("link") == self._lives.links_had(remote) + 1
+            and remote.incarnation >= self._lives.newest.get(remote.address, 0)
+        )
+
     def _proved(self, side: ServerSide, hello: Hello) -> None:
         self.unproven.pop(side, None)
         assert hello.address is not None
         assert side.handshake is not None
         remote = WorkerAddress(hello.address)
+        identity = Identity(remote, Incarnation(hello.incarnation))
         resume = resumes(hello)
         if resume is not None:
-            self._resumptions.proved(remote, resume, side.connection, side.handshake.leftover)
+            if self._unheard(identity, resume):
+                self._taken(side, identity, hello)
+            else:
+                self._resumptions.proved(remote, resume, side.connection, side.handshake.leftover)
             return
         link = self._links.get(remote)
+        if link is None or link.state is LinkState.CONNECTING:
+            self._lives.heard_of(identity)
+        self._half_made.add(identity, side, functools.partial(self._taken, side, identity, hello))
+
+    def _taken(self, side: ServerSide, identity: Identity, hello: Hello) -> None:
+        """The peer has the link."""
+        assert side.handshake is not None
+        remote = identity.address
+        link = self._links.get(remote)
+        if self.closed and link is None:
+            side.connection.abort()
+            return
         if link is not None and link.state is not LinkState.CONNECTING:
-            replace(link, Identity(remote, Incarnation(hello.incarnation)))
+            replace(link, identity)
             link = None
         if link is None:
             link = self._new_link(remote)

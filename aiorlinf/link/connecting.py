@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from aiorlinf.address import WorkerAddress
 from aiorlinf.errors import AiorlinfError, DeclaredDead, InternalError, LinkError, PeerLeft, PeerLost, RendezvousError
 from aiorlinf.link.dial import Refused, dial, dial_unix
+from aiorlinf.link.half_made import HalfMade
 from aiorlinf.link.link import Link, LinkState
 from aiorlinf.link.loopback import Loopback
 from aiorlinf.link.me import Self
@@ -46,9 +47,10 @@ class Ties(Protocol):
     tls: Tls | None
     trace: Tracing | None
     lives: PeerLives
+    half_made: HalfMade
 
     def check_expected(self, peer: WorkerAddress) -> None: ...
-    def bring_up(self, link: Link, me: Self, connection: Connection, hello: Hello, leftover: bytes) -> None: ...
+    def bring_up(self, link: Link, me: Self, connection: Connection, hello: Hello, leftover: bytes, *, dialled: bool = False) -> None: ...
 
 
 class Connector:
@@ -122,8 +124,10 @@ class Connector:
         end = begin + network.rendezvous_timeout_s
         pause = _RETRY_FIRST_SECONDS
         tried: dict[str, str] = {}
-        old = self._ties.lives.ended.get(peer)
+        old = seen = self._ties.lives.ended.get(peer)
         while link.state is LinkState.CONNECTING:
+            if (ended := self._ties.lives.ended.get(peer)) is not seen:
+                old = seen = ended
             record = await self._find(link, old, manager, end - time.monotonic())
             if old is not None and record.identity != old.identity:
                 old = None  # a new life; otherwise the manager may not know of the death yet
@@ -195,6 +199,9 @@ class Connector:
     async def _dial(self, link: Link, me: Self, record: WorkerRecord) -> None:
         peer = link.remote
         network = me.config.cluster.network
+        if record.identity in self._ties.half_made:
+            await self._ties.half_made.over(record.identity, _YIELD_SECONDS)
+            raise ConnectionError("it has connected to this side, and has not gone on")
         self.dialling.add(peer)
         try:
             connection, hello, handshake = await self._prove(me, record, network.connect_timeout_s)
@@ -203,7 +210,7 @@ class Connector:
         if link.state is not LinkState.CONNECTING:
             connection.abort()
             return
-        self._ties.bring_up(link, me, connection, hello, handshake.leftover)
+        self._ties.bring_up(link, me, connection, hello, handshake.leftover, dialled=True)
 
     async def _prove(self, me: Self, record: WorkerRecord, timeout: float) -> tuple[Connection, Hello, ClientHandshake]:
         hello = me.hello(record.address, self._ties.lives.links_had(record.identity))

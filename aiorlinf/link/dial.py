@@ -138,6 +138,8 @@ class ServerSide:
 
     Attributes:
         gone: the other side went away before it had proved itself.
+        on_word: told of the first byte behind the handshake, once, if somebody waits for it before he adopts the connection.
+        on_silent_end: told instead if the connection ends without one.
     """
 
     def __init__(
@@ -155,6 +157,8 @@ class ServerSide:
         self._failed = failed
         self._over = False
         self.gone: bool = False
+        self.on_word: Callable[[], None] | None = None
+        self.on_silent_end: Callable[[], None] | None = None
         self._timer = loop.call_later(timeout, self._too_late, timeout)
 
     def _machine(self) -> ServerHandshake:
@@ -172,6 +176,10 @@ class ServerSide:
     def _raw(self, data: bytes) -> None:
         if not self._over:  # otherwise it must not be told that it was taken
             self._run(self._machine().feed(data))
+        elif self.on_word is not None and self.handshake is not None:
+            self.handshake.leftover += data
+            heard, self.on_word = self.on_word, None
+            heard()
 
     def _run(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -191,7 +199,10 @@ class ServerSide:
 
     def _lost(self, error: BaseException | None) -> None:
         self.gone = True
-        if error is None:
+        if self._over:
+            if self.on_silent_end is not None:
+                self.on_silent_end()
+        elif error is None:
             self._run(self._machine().eof())
         else:
             self._end(LinkError(f"the connection broke in the handshake: {error}"))

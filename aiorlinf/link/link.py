@@ -277,6 +277,8 @@ class Link:
                 self.sender.devices.on_copied(key)
         elif kind == FrameType.GOODBYE:
             self._on_goodbye()
+        elif kind == FrameType.TAKEN:
+            pass  # whoever accepted the connection has waited for it
         else:
             raise WireError(f"unknown frame type {kind}")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from aiorlinf.address import Identity, Incarnation, WorkerAddress
-from aiorlinf.errors import AiorlinfError, PeerLeft
+from aiorlinf.errors import AiorlinfError, PeerLeft, PeerLost
 from aiorlinf.link.departures import Departures
 from aiorlinf.link.link import Link
 
@@ -58,6 +58,13 @@ class PeerLives:
             return None, 0
         over = isinstance(past.cause(), PeerLeft) or self._departures.refusal(past.identity) is not None
         return past.identity, past.identity.incarnation if over else 0
+
+    def heard_of(self, identity: Identity) -> None:
+        """It has connected to us, without a link so far. If it is gone before there is one, nobody has to wait for it."""
+        if identity.incarnation >= self.newest.get(identity.address, 0) and not self.closed:
+            self.ended[identity.address] = EndedLife(
+                identity, lambda: PeerLost(f"{identity} is gone: its connection ended at its beginning")
+            )
 
     def meet(self, identity: Identity) -> None:
         """There is a link with this life of a worker. Of its earlier lives nothing is kept."""

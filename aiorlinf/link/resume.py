@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from aiorlinf.wire.handshake import ClientHandshake
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["Dial", "Resumptions", "resumes"]
+__all__ = ["Dial", "Resumptions", "from_the_beginning", "resumes"]
 
 log: logging.Logger = logging.getLogger("aiorlinf.link")
 
@@ -64,6 +64,11 @@ def resumes(hello: Hello) -> dict[str, Any] | None:
     """What a peer says of the link that it wants to go on with; None if it wants a new one."""
     told = hello.capabilities.get("resume")
     return told if isinstance(told, dict) else None
+
+
+def from_the_beginning(hello: Hello, told: Mapping[str, Any]) -> Hello:
+    """The answer to a peer that wants to go on with a link of which nothing has come here."""
+    return dataclasses.replace(hello, capabilities={**hello.capabilities, "resume": {"link": told["link"], "received": 0}})
 
 
 class _Upheld:

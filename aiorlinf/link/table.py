@@ -26,6 +26,7 @@ from aiorlinf.link.connecting import Connector, again
 from aiorlinf.link.departures import Departures
 from aiorlinf.link.emulation import Emulation
 from aiorlinf.link.equip import equip
+from aiorlinf.link.half_made import HalfMade
 from aiorlinf.link.host_memory import HostMemory
 from aiorlinf.link.link import Link, LinkState
 from aiorlinf.link.mailbox import Wildcard
@@ -38,6 +39,7 @@ from aiorlinf.manager.lifeline import Lifeline
 from aiorlinf.manager.mirror import News
 from aiorlinf.manager.protocol import WorkerRecord
 from aiorlinf.rendezvous.tls import Tls
+from aiorlinf.wire.frames import FrameType, frame
 from aiorlinf.wire.handshake import ClientHandshake, Hello
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class LinkTable:
 
     Attributes:
         lives: of peers that we have had links with.
+        half_made: connections of peers that may become links.
         carried: what links have carried that have ended.
     """
 
@@ -78,6 +81,7 @@ class LinkTable:
         self.carried: Past = Past()
         self._departures = Departures(home.loop, self._links)
         self.lives: PeerLives = PeerLives(address, self._links, self._departures)
+        self.half_made: HalfMade = HalfMade()
         self._connector = Connector(home, address, ready, self)
         self._acceptor: Acceptor | None = None
         self._cause: Callable[[], AiorlinfError] | None = None  # of everything, once this worker itself was declared dead
@@ -214,7 +218,16 @@ class LinkTable:
         for link in self._links.values():
             link.configure(me.config.cluster.collective)
         acceptor = self._acceptor = Acceptor(
-            self.home, me, self._links, self.lives, self._departures, self._connector, resumptions, self._new_link, self.bring_up
+            self.home,
+            me,
+            self._links,
+            self.lives,
+            self._departures,
+            self._connector,
+            self.half_made,
+            resumptions,
+            self._new_link,
+            self.bring_up,
         )
         acceptor.open(sock, self.tls)
         if unix is not None:
@@ -230,10 +243,15 @@ class LinkTable:
 
         return Resumptions(self.home, me.hello, dial, self._links, network.reconnect_timeout_s)
 
-    def bring_up(self, link: Link, me: Self, connection: Connection, hello: Hello, leftover: bytes) -> None:
-        """The link has a proven connection: to the one who said this hello, and what came behind that."""
+    def bring_up(self, link: Link, me: Self, connection: Connection, hello: Hello, leftover: bytes, *, dialled: bool = False) -> None:
+        """The link has a proven connection: to the one who said this hello, and what came behind that.
+
+        Args:
+            dialled: we have made it, and the other side waits to hear that we have it.
+        """
         assert hello.address is not None
         identity = Identity(WorkerAddress(hello.address), Incarnation(hello.incarnation))
+        self.half_made.drop(identity.address)
         self.lives.meet(identity)
         peer = connection.extra_info("peername")
         address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix socket"
@@ -256,6 +274,8 @@ class LinkTable:
         record = _record(hello, identity)
         if self._resumptions is not None:
             self._resumptions.uphold(link, connection, hello, record, self.lives.links_had(identity))
+        if dialled:
+            connection.answer(frame(FrameType.TAKEN, 0))
         limit = max(collective.max_manifest_bytes, collective.inline_max_bytes) + (1 << 16)
         if self.trace is not None:
             self.trace.link_up(link, identity)
@@ -345,6 +365,7 @@ class LinkTable:
 
     def _end_all(self, make_error: Callable[[], AiorlinfError]) -> None:
         self._connector.cancel()
+        self.half_made.clear()
         for inbox in list(self.inboxes):
             inbox.end(make_error())
         for link in self.links():

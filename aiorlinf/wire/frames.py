@@ -23,6 +23,7 @@ FLOW       stream                      (receiver to sender) general receives tak
 DEVICE     0                           JSON: which accelerators a side has, see `link.device_facts`
 COPIED     message id                  (receiver to sender) the payload was copied out of the sender's device memory
 RECEIVED   bytes received, ever        between connections that outlive their sockets: so much need not be kept, see `link.ledger`
+TAKEN      0                           the first frame of the side that connected: it has the link, see `link.half_made`
 =========  ==========================  =====================================================================
 
 Message ids count up from 1 per direction. Totals travel as running sums, so that a repeated or merged frame does no harm.
@@ -78,6 +79,7 @@ class FrameType:
     DEVICE = 16
     COPIED = 17
     RECEIVED = 18
+    TAKEN = 20
 
 
 class Flag:
