@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import re
 import signal
@@ -165,6 +166,45 @@ def test_opentelemetry_asks_its_source_once_for_all_instruments() -> None:
     assert len(asked) == 1
 
 
+def test_opentelemetry_itself_takes_them_all() -> None:
+    """Not a stand-in for it: its SDK reads the instruments, and has each figure as what it is."""
+    metrics = pytest.importorskip("opentelemetry.sdk.metrics", reason="needs opentelemetry-sdk, which nothing else here does")
+    export = importlib.import_module("opentelemetry.sdk.metrics.export")
+    reader = export.InMemoryMetricReader()
+    provider = metrics.MeterProvider(metric_readers=[reader])
+    every = [Sample(name, 3, {label: f"a {label}" for label in metric.labels}) for name, metric in METRICS.items()]
+    try:
+        with init("a:0", loop="thread") as comm:
+            comm.send(1, "a:0").wait()
+            instrument(provider.get_meter("all"), lambda: every)
+            instrument(provider.get_meter("worker"), comm)
+            (resource,) = reader.get_metrics_data().resource_metrics
+    finally:
+        provider.shutdown()
+    read = {scope.scope.name: {metric.name: metric for metric in scope.metrics} for scope in resource.scope_metrics}
+    for name, metric in METRICS.items():
+        got = read["all"][name.removesuffix("_total").replace("aiorlinf_", "aiorlinf.", 1)]
+        assert [(point.value, dict(point.attributes)) for point in got.data.data_points] == [
+            (3, {key: f"a {key}" for key in metric.labels})
+        ]
+        assert isinstance(got.data, export.Sum if metric.kind == "counter" else export.Gauge)
+        assert metric.kind == "gauge" or got.data.is_monotonic
+    sent = {dict(point.attributes)["direction"]: point.value for point in read["worker"]["aiorlinf.link_messages"].data.data_points}
+    assert sent == {"sent": 1, "received": 1}
+
+
+def test_prometheus_is_given_each_figure_under_its_name() -> None:
+    """The client library has ideas of its own about the names of counters."""
+    client = pytest.importorskip("prometheus_client")
+    from aiorlinf.observe.metrics.prometheus import Collector
+
+    every = [Sample(name, 3, {label: f"a {label}" for label in metric.labels}) for name, metric in METRICS.items()]
+    registry = client.CollectorRegistry(auto_describe=False)
+    registry.register(Collector(lambda: every))
+    lines = client.generate_latest(registry).decode().splitlines()
+    assert {re.split(r"[ {]", line)[0] for line in lines if not line.startswith("#")} == set(METRICS)
+
+
 def test_the_dashboard_shows_every_figure_and_no_other() -> None:
     board = json.loads(DASHBOARD.read_text())
     shown = {
@@ -175,8 +215,27 @@ def test_the_dashboard_shows_every_figure_and_no_other() -> None:
     assert len(set(ids)) == len(ids)
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
     assert len(set(places)) == len(places)
-    for panel in board["panels"]:
-        for target in panel.get("targets", ()):
-            for name in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
-                metric = next(iter(re.findall(r"aiorlinf_\w+", target["expr"])))
-                assert name in METRICS[metric].labels, panel["title"]
+    for variable in board["templating"]["list"]:
+        for name, label in re.findall(r"label_values\((\w+), (\w+)\)", variable["query"]):
+            assert label in METRICS[name].labels
+
+
+def test_the_dashboard_asks_for_what_there_is() -> None:
+    """Only what grows has a rate; labels that are asked for are the figure's, and what a line is called by is left in the answer."""
+    board = json.loads(DASHBOARD.read_text())
+    queries = [(target["expr"], target["legendFormat"]) for panel in board["panels"] for target in panel.get("targets", ())]
+    assert queries
+    for query, legend in queries:
+        (name,) = re.findall(r"aiorlinf_\w+", query)
+        metric = METRICS[name]
+        grows = re.search(r"\b(?:rate|increase)\(", query) is not None
+        assert grows == ("[$__rate_interval]" in query), query
+        assert not grows or metric.kind == "counter", query
+        kept = set(metric.labels)
+        for labels in re.findall(r"\bby \(([^)]*)\)", query):
+            kept &= set(labels.split(", "))
+            assert set(labels.split(", ")) <= set(metric.labels), query
+        if re.match(r"(?:sum|count)\(", query):
+            kept = set()
+        assert set(re.findall(r"(\w+)=~?\"", query)) <= set(metric.labels), query
+        assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= kept, query
