@@ -77,6 +77,7 @@ class Circle:
         context: keeps its messages apart from all others.
         digest: of the members, whatever their order.
         changes: what the last broadcast of ours has sent.
+        apart: members that share a device, the second of which cannot read the first one's memory there.
         contexts: of its messages (see `link.pending.Reporter`).
     """
 
@@ -88,6 +89,7 @@ class Circle:
         self.context = context
         self.digest: str = hashlib.blake2b("\n".join(sorted(members)).encode(), digest_size=6).hexdigest()
         self.changes: Changes = Changes()
+        self.apart: set[tuple[str, str]] = set()
         self._operations: dict[Key, _UnderWay] = {}
         self._early: dict[Key, list[tuple[WorkerAddress, Note]]] = {}
         self._counts: defaultdict[tuple[str, str, str], int] = defaultdict(int)
@@ -115,14 +117,14 @@ class Circle:
             self._operations[key] = operation
         if error is None and operation.work is None:  # cancelled on its way to this thread
             error = asyncio.CancelledError()
-        if error is not None:
-            operation.fail(error)
-            return
         try:
             self.exchange.table.check_open()
-            self.exchange.table.pass_on()
-            for peer in operation.peers():
+            for peer in operation.peers():  # also if it has failed already: whom we count with, for him we must hear when to begin anew
                 self._watch(peer)
+            if error is not None:
+                operation.fail(error)
+                return
+            self.exchange.table.pass_on()
             if self.exchange.home.trace is not None and operation.work is not None:
                 self.exchange.home.trace.call(operation.work, f"of {len(self.members)} workers")
             operation.begin()
@@ -297,6 +299,7 @@ class Circle:
         error = work.exception() or WireError(f"{peer} has sent something where nothing is ever sent", remote=peer)
         self._records.pop(peer, None)
         self.changes.clear()
+        self.apart = {pair for pair in self.apart if peer not in pair}
         for pair in [pair for pair in self._counts if peer in pair]:
             del self._counts[pair]
         assert isinstance(error, AiorlinfError)

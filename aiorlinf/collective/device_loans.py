@@ -1,10 +1,12 @@
-"""A broadcast from an accelerator to members that can read the root's devices themselves: one copy for each, from device to device.
+"""A broadcast from an accelerator to members that can read the lender's devices themselves: one copy for each, from device to device.
 
-The root exports its tensors once and says to each of them where they lie (HEAD with a `loan`); what small things lie in CPU memory comes
-beside. The member copies into memory of its own, or into the tensors that it was called with, behind the root's events and behind what its
-own streams were given; nothing passes through host memory. Then the root looks whether anybody has written to the tensors meanwhile
-(TAKEN), and only when it says that all is well (DONE) does the member have the object. Who cannot read it says AGAIN, and is sent it as
-everybody else is.
+The root exports its tensors once and says to each of them where they lie (HEAD with a `loan`). What lies in CPU memory comes with that if
+it is little, and otherwise as any large object does (a HEAD that says `aside`). The member copies into memory of its own, or into the
+tensors that it was called with, behind the root's events and behind what its own streams were given; what is on devices does not pass
+through host memory. Then the root looks whether anybody has written to the tensors meanwhile (TAKEN), and only when it says that all is
+well (DONE) does the member have the object. Who cannot read it says AGAIN, and is sent it as everybody else is.
+
+A member that has got it may be a lender in turn, for those who share its device (`device_shares`); they answer the root all the same.
 
 What is lent is kept until the member's device is through with it, whatever becomes of the two operations: the link sees to that (COPIED).
 """
@@ -18,11 +20,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aiorlinf.backends.cuda_ipc import HANDLES_MAX_BYTES, decode_handles
+from aiorlinf.collective.bulk import Bulk, split
+from aiorlinf.collective.spread import Relay
 from aiorlinf.device.registry import accelerator
 from aiorlinf.errors import AiorlinfError, UnsupportedObject, UsageError, WireError
 from aiorlinf.link.device_in import device_positions
 from aiorlinf.link.device_out import Loan, device_leaves, exported
+from aiorlinf.link.link import LinkState
 from aiorlinf.link.memory import byte_tensor, byte_view, fresh_bytes
+from aiorlinf.link.placement import packed_size
 from aiorlinf.link.staging import IN, Landing
 from aiorlinf.wire.frames import FrameType
 from aiorlinf.wire.tree import assemble, rebuild
@@ -30,64 +36,125 @@ from aiorlinf.wire.tree import assemble, rebuild
 if TYPE_CHECKING:
     from aiorlinf.address import WorkerAddress
     from aiorlinf.collective.circle import Circle
+    from aiorlinf.collective.exchange import Exchange
     from aiorlinf.collective.into import Target
     from aiorlinf.collective.notes import Note
+    from aiorlinf.collective.operation import Operation
+    from aiorlinf.collective.route import Route
     from aiorlinf.device.runtime import Runtime, Shared
     from aiorlinf.link.device_in import DeviceIn, Read
+    from aiorlinf.link.device_out import DeviceOut
+    from aiorlinf.link.link import Link
     from aiorlinf.link.staging import Departure, Ready
     from aiorlinf.wire.flat import Flat
-    from aiorlinf.wire.leaves import LeafSpec
+    from aiorlinf.wire.leaves import Leaf, LeafSpec
     from aiorlinf.wire.manifest import Manifest
 
-__all__ = ["Offer", "Unreadable", "give_up", "read_loan", "readers"]
+__all__ = ["Lender", "Unreadable", "acquainted", "give_up", "read_loan"]
 
 BESIDE_MAX_BYTES = 1 << 20
-"""An object with more than this in CPU memory goes to everybody through host memory: there it has to go anyway."""
+"""So much in CPU memory comes in one note with the loan."""
+
+_EXPORT_INLINE = 32
+"""More tensors are exported in a private thread: each takes a while, and the loop has others to serve."""
 
 
-async def readers(circle: Circle, flat: Flat, departure: Departure, members: Sequence[WorkerAddress]) -> list[WorkerAddress]:
-    """Those of these members, of the root's own host, who can be lent the object. Raises the cause if the link to one of them ends."""
-    here = sum(leaf.nbytes for leaf in flat.leaves) - sum(leaf.nbytes for leaf in device_leaves(flat))
-    if not device_leaves(flat) or here > BESIDE_MAX_BYTES:
-        return []
+async def acquainted(circle: Circle, members: Sequence[WorkerAddress]) -> dict[WorkerAddress, DeviceOut]:
+    """Our links to those of these members who have said what devices they have. Raises the cause if one of the links ends."""
     for member in members:
         circle.exchange.table.obtain(member)  # they connect side by side
-    found = []
-    for member in members:
-        devices = (await circle.link_to(member)).sender.devices
-        if devices is None:
-            continue
-        known: asyncio.Future[None] = circle.exchange.home.loop.create_future()
-        devices.when_known(lambda known=known: None if known.done() else known.set_result(None))  # type: ignore[misc]
-        await known
-        if devices.reads(departure):
-            found.append(member)
-    return found
+    links = [(member, (await circle.link_to(member)).sender.devices) for member in members]
+    known = []
+    for _, devices in links:
+        if devices is not None:
+            answer: asyncio.Future[None] = circle.exchange.home.loop.create_future()
+            devices.when_known(lambda answer=answer: None if answer.done() else answer.set_result(None))  # type: ignore[misc]
+            known.append(answer)
+    for answer in known:
+        await answer
+    return {member: devices for member, devices in links if devices is not None}
 
 
-class Offer:
-    """At the root: the object, as those who read it themselves are told of it.
+class Lender:
+    """At one who has the object: it is lent to some members, who read it themselves. Home thread only.
 
-    Raises:
-        RuntimeError: its memory cannot be shared.
+    Args:
+        root, root_life, facts: as for a `Relay`.
     """
 
-    def __init__(self, flat: Flat, departure: Departure, manifest: bytes) -> None:
+    def __init__(self, operation: Operation, root: WorkerAddress, root_life: int, facts: dict[str, Any]) -> None:
+        self._operation = operation
+        self._exchange: Exchange = operation.circle.exchange
+        self._root = root
+        self._root_life = root_life
+        self._facts = facts
+        self._aside: Relay | None = None
+        self._away: set[WorkerAddress] = set()
+        self._ended: Link | None = None
+
+    async def lend(self, flat: Flat, departure: Departure, manifest: bytes, members: Sequence[Route]) -> None:
+        """Tell them all where it is. What is large and in CPU memory follows.
+
+        Args:
+            departure: of this object, whose tensors on devices are to be read behind it.
+
+        Raises:
+            RuntimeError: its memory cannot be shared; nobody was told anything.
+        """
         leaves = device_leaves(flat)
-        events, handles = exported(departure, leaves)
+        if len(leaves) > _EXPORT_INLINE:
+            events, handles = await self._exchange.home.submit(exported, departure, leaves)
+        else:
+            events, handles = exported(departure, leaves)
         if len(handles) > HANDLES_MAX_BYTES:
             raise RuntimeError(f"{len(leaves)} tensors are too many to tell of")
-        beside = b"".join([leaf.tobytes() for leaf in flat.leaves if leaf.memory is None or leaf.memory.is_cpu])
-        self._loan = Loan(departure, leaves, events)
-        self._facts = {"handles": len(handles), "beside": len(beside)}
-        self.body: bytes = b"".join((handles, beside, manifest))
+        here = [leaf for leaf in flat.leaves if leaf.memory is None or leaf.memory.is_cpu]
+        total = sum(leaf.nbytes for leaf in here)
+        much = total > BESIDE_MAX_BYTES
+        beside = b"" if much else b"".join([leaf.tobytes() for leaf in here])
+        facts = {"handles": len(handles), "beside": len(beside)}
+        if much:
+            facts["aside"] = packed_size([leaf.nbytes for leaf in here])
+        told = Relay(self._operation, self._root, self._root_life, (), {**self._facts, **facts}, b"".join((handles, beside, manifest)))
+        loan = Loan(departure, leaves, events)
+        lent = [route for route in members if self._lend(loan, told, route)]
+        if much and lent:
+            await self._hand_aside(here, facts["aside"], lent)
 
-    def lend(self, circle: Circle, member: WorkerAddress) -> dict[str, Any] | None:
-        """What a note to this member says of it, besides the body; None if its link has ended. It is kept until the member is through."""
-        link = circle.exchange.table.peek(member)
+    def _lend(self, loan: Loan, relay: Relay, route: Route) -> bool:
+        link = self._exchange.table.peek(route.address)
         if link is None or link.sender.devices is None:
-            return None
-        return {**self._facts, "loan": link.sender.devices.lend(self._loan)}
+            return False  # the end of its link is ours, too
+
+        def over() -> None:
+            self._away.discard(route.address)
+            if link.state is LinkState.ENDED:
+                self._ended = link
+            self._operation.nudge()
+
+        self._away.add(route.address)
+        relay.head(route, {"loan": link.sender.devices.lend(loan, over)})
+        return True
+
+    async def _hand_aside(self, leaves: Sequence[Leaf], total: int, members: Sequence[Route]) -> None:
+        """To everybody from one memory, if the host has room for it."""
+        bulk = await Bulk.make(self._exchange.table, total, shared=True)
+        await bulk.pack(self._exchange.home, leaves)
+        facts = {"root": self._root, "aside": True, "total": total}
+        self._aside = Relay(self._operation, self._root, self._root_life, members, facts, b"")
+        self._aside.pass_bulk(bulk)
+
+    def answer(self, sender: WorkerAddress, note: Note) -> None:
+        """A member says whether it could use what was lent to it in CPU memory."""
+        if self._aside is not None:
+            self._aside.answer(sender, note)
+
+    @property
+    def busy(self) -> bool:
+        """Somebody is not through with it. Raises the cause if the link to one who was not has ended."""
+        if self._ended is not None and self._ended.cause is not None:
+            raise self._ended.cause()
+        return bool(self._away) or (self._aside is not None and self._aside.busy)
 
 
 def give_up(circle: Circle, member: WorkerAddress, why: str) -> None:
@@ -95,6 +162,9 @@ def give_up(circle: Circle, member: WorkerAddress, why: str) -> None:
     link = circle.exchange.table.peek(member)
     if link is not None and link.sender.devices is not None:
         link.sender.devices.give_up(why.strip().partition("\n")[0])
+
+
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 class Unreadable(Exception):
@@ -106,16 +176,21 @@ async def read_loan(
     sender: WorkerAddress,
     note: Note,
     manifest: tuple[memoryview, Manifest],
+    aside: Any,
     into: Target | None,
     wanted: torch.device | None,
     partial: bool,
-) -> Any:
-    """At a member: copy what the root lends.
+) -> tuple[Any, list[torch.Tensor] | None]:
+    """At a member: copy what is lent.
 
     Args:
         manifest: of the object, and what comes before it in the body.
+        aside: the leaves in CPU memory, packed, if they have not come with the note.
         into: where it goes; None: into new memory.
         wanted: device of new memory.
+
+    Returns:
+        The object, and its leaves as they are here; None if some have become something else in `into`.
 
     Raises:
         Unreadable: it has to be had another way.
@@ -139,7 +214,7 @@ async def read_loan(
     try:
         if runtime is None:
             raise Unreadable("the member has no accelerator")
-        reading = _Reading(circle, runtime, note, *manifest)
+        reading = _Reading(circle, runtime, note, *manifest, aside)
         if into is None:
             reading.into_new_memory(Landing(circle.exchange.home).target(wanted))
         else:
@@ -149,13 +224,14 @@ async def read_loan(
         give_back()
         raise
     await copied
-    return await reading.finish(into)
+    leaves = reading.leaves
+    return await reading.finish(into), leaves
 
 
 class _Reading:
     """What a member makes of a loan."""
 
-    def __init__(self, circle: Circle, runtime: Runtime, note: Note, before: memoryview, manifest: Manifest) -> None:
+    def __init__(self, circle: Circle, runtime: Runtime, note: Note, before: memoryview, manifest: Manifest, aside: Any) -> None:
         self._exchange = circle.exchange
         self._runtime = runtime
         self._manifest = manifest
@@ -163,11 +239,15 @@ class _Reading:
         positions = device_positions(specs)
         handles, beside = note.number("handles"), note.number("beside")
         here = [spec.nbytes for spec in specs if not spec.device]
-        if len(before) != handles + beside or sum(here) != beside:
+        if len(before) != handles + beside or (sum(here) != beside if aside is None else packed_size(here) != len(aside)):
             raise WireError(f"a loan of {len(before)} bytes does not fit its description")
         self._events, leaves = decode_handles(before[:handles], [specs[position].nbytes for position in positions])
         self._leaves: dict[int, Shared] = dict(zip(positions, leaves, strict=True))
-        self._buffers: dict[int, torch.Tensor] = self._beside(specs, before[handles:])
+        if aside is None:
+            self._buffers: dict[int, torch.Tensor] = self._beside(specs, before[handles:])
+        else:
+            places = [position for position, spec in enumerate(specs) if not spec.device]
+            self._buffers = dict(zip(places, split(aside, here), strict=True))
         self._index = 0
         self._reads: list[Read] = []
         self._users: list[Ready] = []
@@ -257,6 +337,17 @@ class _Reading:
 
         devices.read(self._runtime, self._index, self._reads, self._events, self._users, over)
         return copied
+
+    @property
+    def leaves(self) -> list[torch.Tensor] | None:
+        """See `read_loan`."""
+        found = dict(self._buffers)
+        whole = {id(leaf): position for position, leaf in self._leaves.items()}
+        found.update({whole[id(leaf)]: target for target, leaf, dtype in self._reads if dtype is None})
+        specs = self._manifest.specs
+        if any(spec.nbytes and position not in found for position, spec in enumerate(specs)):
+            return None
+        return [found.get(position, _NOTHING) for position in range(len(specs))]
 
     async def finish(self, into: Target | None) -> Any:
         """All is there: the object."""

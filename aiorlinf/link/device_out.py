@@ -166,6 +166,7 @@ class DeviceOut:
 
         self._curious: list[Callable[[], None]] = []  # they wait for what the peer has
         self._loans: dict[int, Loan] = {}  # by key
+        self._over: dict[int, Callable[[], None]] = {}  # by key: who waits for its end
         self._numbers = itertools.count(1)
         self._closed = False
 
@@ -308,6 +309,7 @@ class DeviceOut:
         loan = self._loans.pop(message_id, None)
         if loan is not None:
             loan.collect()
+            self._over.pop(message_id, _nothing)()
             return
         found = self._copying.pop(message_id, None)
         if found is None:
@@ -347,10 +349,18 @@ class DeviceOut:
             self.backend, self.reason = choices[0].name, choices[0].reason
         return all(choice.name == "cuda_ipc" for choice in choices)
 
-    def lend(self, loan: Loan) -> int:
-        """Keep this until the peer says that it is through with it (COPIED with this key), or the link ends."""
+    @property
+    def landing(self) -> DeviceFacts | None:
+        """What the peer has said it has; None before that, and where workers do not lend each other memory of devices."""
+        allowed = self._plan.wanted in ("auto", "cuda_ipc") and self._plan.emulated is None
+        return self._peer if allowed and not self._closed else None
+
+    def lend(self, loan: Loan, over: Callable[[], None] | None = None) -> int:
+        """Keep this until the peer says that it is through with it (COPIED with this key), or the link ends; `over` is called then."""
         key = _LOAN | next(self._numbers)
         self._loans[key] = loan
+        if over is not None:
+            self._over[key] = over
         self._host.around_bytes += loan.nbytes
         return key
 
@@ -467,6 +477,9 @@ class DeviceOut:
         """The link has ended."""
         self._closed = True
         self._loans.clear()
+        ended, self._over = list(self._over.values()), {}
+        for call in ended:
+            call()
         self._tell_curious()
         queued = [out for out, _ in self._queued.values()]
         waiting = [*self._unanswered, *self._unprepared, *queued, *[out for out, _ in self._copying.values()]]
@@ -482,3 +495,7 @@ class DeviceOut:
         for out in waiting:
             out.busy = False
             self._host.release(out)
+
+
+def _nothing() -> None:
+    """Nobody waits."""

@@ -215,9 +215,11 @@ async def recv_for_streams(comm: Worker, place: Place) -> str:
 async def share_weights(comm: Worker, place: Place) -> str:
     group = comm.collective.create_collective_group([A, B])
     for seed in range(3):
-        sent = {"w": place.late(values(place, 16, seed)), "step": seed} if comm.address == A else None
+        much = values(place, 8, seed + 3)  # too much to come in one note with where the rest is
+        sent = {"w": place.late(values(place, 16, seed)), "much": much, "step": seed} if comm.address == A else None
         got = await group.broadcast(sent, root=A)
         expect(place, got["w"], values(place, 16, seed), f"{place.kind}:0")
+        expect(place, got["much"], much, "cpu")
         into = None if comm.address == A else {"w": place.late(values(place, 16))}
         await group.broadcast({"w": place.late(values(place, 16, seed + 7))} if comm.address == A else None, root=A, into=into)
         if into is not None:

@@ -224,15 +224,52 @@ async def test_another_device_that_reads_the_roots(fake: Watched) -> None:
 
 
 @pytest.mark.asyncio
-async def test_much_in_cpu_memory_goes_all_through_it(fake: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_loans, "BESIDE_MAX_BYTES", 100)
-    async with company(["", ""]) as workers:
-        for beside in (25, 26):
+@pytest.mark.parametrize("room", ["", "none"])
+async def test_much_in_cpu_memory_goes_through_it_and_the_rest_does_not(fake: Watched, room: str) -> None:
+    """By one copy for all, if there is room in the memory that they share; in pieces otherwise."""
+    much = torch.arange(300_000, dtype=torch.int64)
+    assert much.nbytes > device_loans.BESIDE_MAX_BYTES
+    memory: dict[str, Any] = {"shared_memory": {"segment_bytes": 1 << 20, "max_bytes": 2 << 20}} if room else {}
+    async with company(["", "", ""], **memory) as workers:
+        for number in range(3):
+            sent = {"w": fake.late(VALUES + number, ticks=30), "few": VALUES[:3], "much": much + number, "n": number}
             fake.forget()
-            got = await workers.all(sharing(workers, [fake.late(VALUES), VALUES[:beside].clone()]))
-            assert same(fake, got[1][0], VALUES, "fake:0")
-            assert same(fake, got[1][1], VALUES[:beside], "cpu")
-            assert bool(fake.host) == (beside > 25)
+            got = await workers.all(sharing(workers, sent))
+            assert (fake.copies, fake.host) == (2, 0)
+            for each in got[1:]:
+                assert same(fake, each["w"], VALUES + number, "fake:0")
+                assert same(fake, each["few"], VALUES[:3], "cpu")
+                assert same(fake, each["much"], much + number, "cpu")
+                assert each["n"] == number
+                each["much"].zero_()  # it is his own
+            del got, sent, each
+            await nothing_left(workers, fake)
+        target = {"w": fake.late(torch.zeros_like(VALUES), ticks=60), "much": torch.zeros_like(much)}
+        sent = {"w": fake.late(VALUES, ticks=30), "much": much}
+        fake.forget()
+        await workers.all(sharing(workers, sent, {1: target}))
+        assert (fake.copies, fake.host) == (2, 0)
+        assert same(fake, target["w"], VALUES, "fake:0")
+        assert same(fake, target["much"], much, "cpu")
+        del target, sent
+        await nothing_left(workers, fake)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("call", ["export", "open", "copy", "empty"])
+async def test_much_in_cpu_memory_and_a_device_that_fails(fake: Watched, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """What was on its way for those who read the device is let go of."""
+    monkeypatch.setattr(device_loans, "BESIDE_MAX_BYTES", 100)
+    async with company(["", "", ""]) as workers:
+        fake.fail_next(call)
+        for number in range(2):
+            sent = [fake.late(VALUES + number, ticks=20), VALUES[:100] + number]
+            got = await workers.all(sharing(workers, sent))
+            for each in got[1:]:
+                assert same(fake, each[0], VALUES + number, "fake:0")
+                assert same(fake, each[1], VALUES[:100] + number, "cpu")
+            del got, sent, each
+            await nothing_left(workers, fake)
 
 
 @pytest.mark.asyncio
@@ -311,10 +348,11 @@ def writing_to_it(fake: Watched, workers: Company) -> Callable[[int], Any]:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("who", [0, 1])
-async def test_cancelled_at_every_moment(fake: Watched, who: int) -> None:
+async def test_cancelled_at_every_moment(fake: Watched, who: int, monkeypatch: pytest.MonkeyPatch) -> None:
     async with company(["", "", ""]) as workers:
         for turns in range(0, 24, 2):
-            works = [sharing(workers, [fake.late(VALUES, ticks=20)])(rank) for rank in range(3)]
+            monkeypatch.setattr(device_loans, "BESIDE_MAX_BYTES", 100 if turns % 4 else 1 << 20)
+            works = [sharing(workers, [fake.late(VALUES, ticks=20), VALUES[:100]])(rank) for rank in range(3)]
             for _ in range(turns):
                 await asyncio.sleep(0)
             works[who].cancel()

@@ -28,6 +28,7 @@ DEVICES = "tests/device/test_devices.py"
 CHANNEL = "tests/channel/test_devices.py"
 STEPS = "tests/link/test_staging_steps.py"
 LOANS = "tests/collective/test_device_loans.py"
+SHARES = "tests/collective/test_device_shares.py"
 OPENINGS = "tests/device/test_openings.py"
 TURNS = "tests/device/test_turns.py"
 
@@ -54,7 +55,7 @@ class Mutant(NamedTuple):
 
 
 FILES = [
-    *("channel/on_device.py", "collective/device_loans.py", "collective/devices.py"),
+    *("channel/on_device.py", "collective/device_loans.py", "collective/device_shares.py", "collective/devices.py"),
     *("link/device_in.py", "link/device_out.py", "link/staging.py"),
 ]
 """Those whose waits and holds are all in the list."""
@@ -91,6 +92,9 @@ MUTANTS = [
     ),
     Mutant("link/device_out.py", "self._loans[key] = loan", "pass", (LOANS, "-k", "cancelled")),
     Mutant("collective/broadcast.py", "self._check(flat)\n                self.tell", "self.tell", (LOANS, "-k", "written")),
+    Mutant("collective/device_loans.py", "self._away.add(route.address)", "pass", (SHARES, "-k", "keeper_has_it_when")),
+    Mutant("link/device_out.py", "self._over[key] = over", "pass", (SHARES, "-k", "from_the_roots")),
+    Mutant("collective/device_shares.py", "same = source.dtype is target.dtype and source", "same = source", (SHARES, "-k", "type")),
     # ---- in channels
     Mutant("channel/on_device.py", "runtime.wait(runtime.side_stream(index, IN), event)", "pass", (CHANNEL, "-k", "runs_short")),
     Mutant("channel/on_device.py", "runtime.wait(stream, event)", "pass", (CHANNEL, "-k", "that_is_named")),

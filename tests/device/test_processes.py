@@ -3,7 +3,10 @@ that share it with us, so that they open each other's memory and wait for each o
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ import torch
 from aiorlinf import Worker, init
 from aiorlinf.errors import PeerLost
 from aiorlinf.link.device_events import sweep
+from aiorlinf.link.device_out import DeviceOut
 from aiorlinf.testing.fake import FakeAccelerator
 from tests.peers import worker
 from tests.system import soon
@@ -170,4 +174,98 @@ async def test_a_reader_that_is_killed() -> None:
             with pytest.raises(PeerLost, match="b:0"):
                 await work
             del state, work
+        await soon(lambda: all_free(fake))
+
+
+# ---- the same, on a device that the root does not have
+
+
+async def share_a_device(comm: Worker, seed: int, members: list[str], into: bool) -> int:
+    """By a broadcast of a:0, on the other device; returns how much of it came through host memory."""
+    pieces = 0
+    with shared(seed) as fake:
+        fake.islands = True
+        fake.set_device(1)
+        pinned = fake.pinned
+
+        def counted(nbytes: int) -> torch.Tensor:
+            nonlocal pieces
+            pieces += 1
+            return pinned(nbytes)
+
+        fake.pinned = counted  # type: ignore[method-assign]
+        for number in range(ROUNDS):
+            target = {"w": fake.late(torch.zeros_like(VALUES), index=1, ticks=LATE)} if into else None
+            got = await comm.broadcast(None, root="a:0", members=members, into=target)
+            assert str(got["w"].device) == "fake:1"
+            assert torch.equal(got["w"].cpu(), VALUES + number), number
+            fake.write(got["w"], torch.zeros_like(VALUES))  # it is his own
+            del got, target
+        await comm.gather(None, root="a:0", members=members)
+    return pieces
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("into", [True, False])
+async def test_a_broadcast_to_processes_that_share_another_device(into: bool) -> None:
+    """One of them has it through host memory, and the other from that one."""
+    members = ["a:0", "b:0", "c:0"]
+    with shared(3) as fake:
+        fake.islands = True
+        async with (
+            init("a:0") as a,
+            worker(a, "b:0", share_a_device, 13, members, into) as b,
+            worker(a, "c:0", share_a_device, 23, members, into) as c,
+        ):
+            for number in range(ROUNDS):
+                await a.broadcast({"w": fake.late(VALUES + number, ticks=LATE)}, root="a:0", members=members)
+            await a.gather(None, root="a:0", members=members)
+            assert await b.result() > 0
+            assert await c.result() == 0
+        await soon(lambda: all_free(fake))
+
+
+async def keep_and_die(comm: Worker, seed: int, members: list[str]) -> None:
+    """It ends in the middle of lending what it has."""
+    real = DeviceOut.lend
+
+    def lend(self: DeviceOut, loan: Any, over: Any = None) -> int:
+        asyncio.get_running_loop().call_later(0.02, os.kill, os.getpid(), signal.SIGKILL)
+        return real(self, loan, over)
+
+    DeviceOut.lend = lend  # type: ignore[method-assign]
+    await share_a_device(comm, seed, members, False)
+
+
+async def have_it_from_the_dead(comm: Worker, seed: int, members: list[str]) -> str:
+    """The copy waits for what its own stream was given before, so it is under way when the keeper dies."""
+    with shared(seed) as fake:
+        fake.limbo = fake.islands = True
+        fake.set_device(1)
+        target = {"w": fake.late(torch.zeros_like(VALUES), index=1, ticks=5 * LATE)}
+        try:
+            await comm.broadcast(None, root="a:0", members=members, into=target)
+        except PeerLost as error:
+            await comm.send(str(error), "a:0")
+            await comm.recv("a:0")
+            return str(error)
+    return "it has it"
+
+
+@pytest.mark.asyncio
+async def test_a_keeper_that_is_killed() -> None:
+    """Nobody waits for ever, nobody takes what may be torn for the object, and the others can go on."""
+    members = ["a:0", "b:0", "c:0"]
+    with shared(5) as fake:
+        fake.limbo = fake.islands = True
+        async with (
+            init("a:0") as a,
+            worker(a, "b:0", keep_and_die, 15, members),
+            worker(a, "c:0", have_it_from_the_dead, 25, members) as c,
+        ):
+            with pytest.raises(PeerLost, match="b:0"):
+                await a.broadcast({"w": fake.late(VALUES, ticks=LATE)}, root="a:0", members=members)
+            assert "b:0" in await a.recv("c:0")
+            await a.send("over", "c:0")
+            assert "b:0" in await c.result()
         await soon(lambda: all_free(fake))
