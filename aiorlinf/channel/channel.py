@@ -29,6 +29,10 @@ __all__ = ["Channel"]
 
 DeviceName: TypeAlias = "str | int | torch.device | None"
 
+_NOTHING = "gave nothing"
+_NO_ROOM = "had no room"
+"""Within a time limit."""
+
 
 class Channel(Generic[T]):
     """One handle of a channel. Made by `comm.create_channel`, `comm.connect_channel` and `Channel.local`.
@@ -171,7 +175,7 @@ class Channel(Generic[T]):
         work = PutWork(port.home, operation, abort=_stop_put, detail=call)
         call.work = work
         port.home.call(port.start_put, call)
-        self._limit(work, timeout, "had no room")
+        self._limit(work, timeout, _NO_ROOM)
         return work
 
     # ---- getting
@@ -272,7 +276,7 @@ class Channel(Generic[T]):
         if call.wish is ANYWHERE and not port.home.on_home() and (device := callers_device()) is not None:
             call.wish = Wish(device, False)
         port.home.call(port.start_get, call)
-        self._limit(work, timeout, "gave nothing")
+        self._limit(work, timeout, _NOTHING if call.target is None else f"had no whole batch of weight {call.target:g}")
         return work
 
     @overload
@@ -455,7 +459,7 @@ class Channel(Generic[T]):
             raise WouldBlockLoop("async_op=False on the loop's own thread would never return", hint="await the operation instead")
 
     def _limit_a_get(self, work: AsyncWork[Any]) -> None:
-        self._limit(work, None, "gave nothing")
+        self._limit(work, None, _NOTHING)
 
     def _limit(self, work: AsyncWork[Any], timeout: float | None, what: str) -> None:
         if timeout is None and current_deadline.get() is NO_DEADLINE:
@@ -464,7 +468,8 @@ class Channel(Generic[T]):
 
         def too_late(elapsed: float) -> DeadlineExceeded:
             text = f"channel {name!r} {what} within {elapsed:.3g} s"
-            return DeadlineExceeded(text, step="match", operation=work.operation, elapsed=elapsed)
+            hint = None if what in (_NOTHING, _NO_ROOM) else "what had come for it stays in the channel: stats() shows its weight"
+            return DeadlineExceeded(text, step="match", operation=work.operation, elapsed=elapsed, hint=hint)
 
         expire(work, effective_deadline(timeout), too_late)
 

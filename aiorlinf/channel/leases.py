@@ -10,9 +10,12 @@ from aiorlinf.channel.records import Consumer, Delivery
 
 __all__ = ["Leases"]
 
+_ENDED_AT_LEAST = 64
+"""Leases that ended before their time are skipped when they are met; so many, if they are more than half of all, are taken out."""
+
 
 class Leases:
-    """See the module. A delivery that was closed counts as ended, whether or not it was removed."""
+    """See the module. A delivery that was closed counts as ended, whether or not it was removed; it is closed before that."""
 
     def __init__(self) -> None:
         self._open: dict[Delivery, None] = {}
@@ -31,6 +34,9 @@ class Leases:
     def remove(self, delivery: Delivery) -> None:
         """It has ended."""
         self._open.pop(delivery, None)
+        if len(self._deadlines) > 2 * len(self._open) + _ENDED_AT_LEAST:
+            self._deadlines = [each for each in self._deadlines if each[2].open]
+            heapq.heapify(self._deadlines)
 
     def of_others(self, consumer: Consumer) -> bool:
         """Whether anybody else has one."""

@@ -175,9 +175,11 @@ class _Hub:
                 self.queue.returned(delivery, time.monotonic(), redelivery=True)
             else:
                 self.queue.taken(delivery, time.monotonic())
+                _let_go(delivery)
             work._fail(failure)
             return
         if not call.lease:
+            call.record = _HandedOver(delivery)
             self.queue.taken(delivery, time.monotonic())
         work._finish(values[0] if call.target is None else values)
 
@@ -208,6 +210,23 @@ class _Hub:
             self.home.close_nowait()
             self.home.loop.call_soon(self.home.rest)  # not from within the calls that it would run
             thread.stop()
+
+
+class _HandedOver:
+    """The items of a delivery, which are the caller's from now on: see `_let_go`. The call has this as long as they may come back."""
+
+    __slots__ = ("_delivery", "_payloads")
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+        self._payloads = [item.payload for item in delivery.items]
+        _let_go(delivery)
+
+    def undone(self) -> Delivery:
+        """They are to go back."""
+        for item, payload in zip(self._delivery.items, self._payloads, strict=True):
+            item.payload = payload
+        return self._delivery
 
 
 class LocalPort:
@@ -286,14 +305,18 @@ class LocalPort:
             self._hub.work_off()
 
     def give_back(self, call: GetCall, value: Any) -> None:
-        _keep(call.record)
-        self._queue.returned(call.record, time.monotonic())
+        record, call.record = call.record, None
+        delivery: Delivery = record.undone() if isinstance(record, _HandedOver) else record
+        _keep(delivery)
+        self._queue.returned(delivery, time.monotonic())
         self._hub.work_off()
 
     def end_lease(self, call: GetCall, *, done: bool) -> None:
-        delivery: Delivery = call.record
+        record, call.record = call.record, None  # which refers to the call in turn
+        delivery: Delivery = record
         if done:
-            self._queue.taken(delivery, time.monotonic())
+            if self._queue.taken(delivery, time.monotonic()):
+                _let_go(delivery)
         elif delivery.open:
             _keep(delivery)
             self._queue.returned(delivery, time.monotonic(), redelivery=True)
@@ -330,6 +353,13 @@ class LocalPort:
 
 def _value_of(payload: Any) -> Any:
     return payload.value if type(payload) is OnDevice else payload
+
+
+def _let_go(delivery: Delivery) -> None:
+    """The items are gone. The queue may remember the delivery for long: it must keep neither them nor the call, which refers to it."""
+    delivery.get.owner = None
+    for item in delivery.items:
+        item.payload = None
 
 
 def _keep(delivery: Delivery) -> None:

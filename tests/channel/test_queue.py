@@ -283,6 +283,19 @@ def test_leases_end_in_time() -> None:
     assert desk.queue.redeliveries == 1
 
 
+def test_leases_that_end_early_are_not_remembered_until_their_time() -> None:
+    desk = Desk()
+    for number in range(1000):
+        desk.put(number)
+        delivery = desk.delivery(desk.get("a", lease=True, lease_seconds=1e6 - number))
+        assert desk.queue.taken(delivery, desk.now)
+    desk.put("last")
+    lease = desk.get("a", lease=True, lease_seconds=5.0)
+    assert len(desk.queue._leases._deadlines) < 100
+    assert desk.queue.next_deadline() == 5.0
+    assert desk.queue.tick(5.0) == [desk.delivery(lease)]
+
+
 def test_a_lost_consumer_keeps_what_it_got_and_gives_back_what_it_leased() -> None:
     desk = Desk()
     for number in range(3):

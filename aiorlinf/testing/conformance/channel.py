@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar, Protocol
@@ -332,9 +333,14 @@ class ChannelConformance:
     async def test_time_limits(self) -> None:
         async with self.place(maxsize=1) as here:
             channel = await here.handle()
-            for work in (channel.get(timeout=0.02), channel.get_batch(3, timeout=0.02)):
-                assert isinstance(await _until(work), DeadlineExceeded)
+            error = await _until(channel.get(timeout=0.02))
+            assert isinstance(error, DeadlineExceeded)
+            assert "gave nothing" in str(error)
             await channel.put(1)
+            error = await _until(channel.get_batch(3, timeout=0.02))
+            assert isinstance(error, DeadlineExceeded)
+            assert "had no whole batch of weight 3" in str(error)
+            assert "stays in the channel" in str(error), "it had something"
             error = await _until(channel.put(2, timeout=0.02))
             assert isinstance(error, DeadlineExceeded)
             assert "had no room" in str(error)
@@ -384,6 +390,25 @@ class ChannelConformance:
             # A consumer may see an older item after a newer one only if that had been on its way to the other one, which gave it back.
             assert got[0]
             assert got[1]
+
+    async def test_what_was_taken_is_kept_by_nobody_else(self) -> None:
+        """An item lives as long as the program wants it, not until this consumer asks again."""
+        async with self.place() as here:
+            put, get = await here.handle(), await here.handle()
+            waited = get.get_batch(5)
+            for _ in range(5):
+                await put.put(torch.zeros(LARGE))
+            seen = [weakref.ref(item) for item in await waited]
+            del waited
+            for take in (get.get, get.__anext__, get.prefetch(1).__anext__):
+                await put.put(torch.zeros(LARGE))
+                seen.append(weakref.ref(await take()))
+            await put.put(torch.zeros(LARGE))
+            async with get.lease() as item:
+                seen.append(weakref.ref(item))
+            del item
+            await _settle(get)
+            assert [index for index, ref in enumerate(seen) if ref() is not None] == []
 
     # ---- leases
 
