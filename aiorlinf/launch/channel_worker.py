@@ -2,13 +2,19 @@
 
 It holds channels until the job is over. When is that? It is told by SIGTERM (by a process that embedded the manager), or the manager is
 gone and does not come back. In either case it stays as long as somebody is connected to a channel; a second SIGTERM ends it at once.
+
+What it has to say goes to the output of the process that has started it, as long as that one lives. After that it keeps no pipe open, for
+whoever reads from it (a shell's ``program | head``, `subprocess.run`) would wait for this process instead of the program.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
+import stat
 import sys
 from typing import TYPE_CHECKING
 
@@ -39,6 +45,7 @@ async def _main() -> int:
     from aiorlinf.worker import init
 
     end = End()
+    letting_go = asyncio.create_task(_let_go_of_pipes_after(os.getppid()), name="watch who has started this")
     try:
         async with init() as comm:
             end.watch(comm)
@@ -49,7 +56,41 @@ async def _main() -> int:
         log.debug("somebody else started the same channel worker: %s", error)
     finally:
         end.stop()
+        letting_go.cancel()
     return 0
+
+
+async def _let_go_of_pipes_after(parent: int) -> None:
+    """Once this process, which is our parent, has ended. Where the system cannot tell of that (before Linux 5.3), never."""
+    try:
+        watched = os.pidfd_open(parent)
+    except ProcessLookupError:  # it has ended
+        pass
+    except OSError:
+        return
+    else:
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        loop.add_reader(watched, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(watched)
+            os.close(watched)
+    _let_go_of_pipes()
+
+
+def _let_go_of_pipes() -> None:
+    """Standard output and error go nowhere from now on, unless they are files or a terminal, for which nobody waits."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        with contextlib.suppress(OSError):  # it was closed from the beginning
+            mode = os.fstat(number).st_mode
+            if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+                os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 class End:
