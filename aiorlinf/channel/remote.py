@@ -50,9 +50,10 @@ class _Item:
         work, out: that it is sent as a message, and that; None as long as it is not.
         flat, manifest, total: a large payload of which no message was made yet.
         placed: it lies where the channel worker can see it.
+        versions: those of its tensors when it was put.
     """
 
-    __slots__ = ("_versions", "body", "flat", "manifest", "out", "placed", "total", "work")
+    __slots__ = ("body", "flat", "manifest", "out", "placed", "total", "versions", "work")
 
     def __init__(self, total: int, body: bytes | None = None, flat: Flat | None = None, manifest: bytes = b"") -> None:
         self.body = body
@@ -62,18 +63,14 @@ class _Item:
         self.manifest = manifest
         self.total = total
         self.placed = False
-        self._versions = None if flat is None else flat.versions()
-
-    def unchanged(self) -> bool:
-        """Nobody has written to its tensors."""
-        return self.flat is None or self.flat.versions() == self._versions
+        self.versions = None if flat is None else flat.versions()
 
     def message(self, work: AsyncWork[None]) -> Outgoing:
         """One of it."""
         assert self.flat is not None
         self.work = work
         self.out = out = Outgoing(work, 0, flat=self.flat, manifest=self.manifest, total=self.total)
-        out.versions = self._versions
+        out.versions = self.versions
         self.flat = None
         return out
 
@@ -199,9 +196,9 @@ class RemotePort:
     def _put_down(self, item: _Item) -> bytes | None:
         """Copy a payload to where the channel worker can see it, before it is asked for, unless that is much or impossible."""
         flat = item.flat
-        if flat is None or item.total > INLINE_BYTES or self._ahead + item.total > _AHEAD_BYTES or not item.unchanged():
+        if flat is None or item.total > INLINE_BYTES or self._ahead + item.total > _AHEAD_BYTES:
             return None
-        told = put_down(self._conversation.link, flat, item.manifest, item.total)
+        told = put_down(self._conversation.link, flat, item.manifest, item.total, item.versions)
         if told is not None:
             item.placed = True
             self._ahead += item.total

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiorlinf.errors import WireError
 from aiorlinf.link.link import LinkState
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aiorlinf.link.shared_in import Views
     from aiorlinf.wire.flat import Flat
 
-__all__ = ["INLINE_BYTES", "Stores", "pass_on", "put_down", "refuse", "take_leaves", "take_parcel"]
+__all__ = ["INLINE_BYTES", "Stores", "leaves_here", "pass_on", "put_down", "refuse", "take_leaves", "take_parcel"]
 
 INLINE_BYTES = 2 << 20
 """Of payloads up to this size, which are copied on the loop: a thread costs more than that."""
@@ -41,26 +41,36 @@ _CACHED_BYTES = 512
 _CACHE_MAX = 256
 _UP = LinkState.UP
 
-_manifests: dict[bytes, Manifest] = {}
+
+class _Form(NamedTuple):
+    """A description, and what is made of it for each message of its form."""
+
+    manifest: Manifest
+    sizes: list[int]
+    on_devices: bool
 
 
-def put_down(link: Link | None, flat: Flat, head: bytes, total: int) -> bytes | None:
+_forms: dict[bytes, _Form] = {}
+
+
+def put_down(link: Link | None, flat: Flat, head: bytes, total: int, versions: tuple[int, ...] | None = None) -> bytes | None:
     """Copy a payload to where the peer can see it; what to tell him, or None.
 
     Args:
         head: the message's description, encoded.
         total: its payload in bytes, at most `INLINE_BYTES`.
+        versions: those that the tensors had; None also if somebody has written to one since then, even while it was copied.
     """
     shared = _shared(link)
     if link is None or shared is None:
         return None
     leaves = flat.leaves
     arena = shared.arena
-    region = arena.take(packed_size([leaf.nbytes for leaf in leaves]))
+    region = arena.take(packed_size([leaf.spec.nbytes for leaf in leaves]))
     if region is None:
         return None
     pack(region.segment.address + region.offset, leaves)
-    place = shared.lend(Placement(region, {}))
+    place = shared.lend(Placement(region, {})) if versions is None or flat.versions() == versions else None
     arena.release(region)  # from here on only the peer holds it
     if place is None:
         return None
@@ -101,9 +111,25 @@ def take_parcel(link: Link | None, told: bytes) -> Parcel | None:
     """
     head, place = _split(told)
     shared = None if link is None else link.receiver.shared
-    manifest = _manifest_of(head)
-    held = None if shared is None else shared.hold([spec.nbytes for spec in manifest.specs], place)
-    return None if held is None else Parcel.of_held(head, manifest, held)
+    form = _form_of(head)
+    held = None if shared is None else shared.hold(form.sizes, place)
+    return None if held is None else Parcel.of_held(head, form.manifest, held)
+
+
+def leaves_here(link: Link | None, told: bytes) -> tuple[Manifest, Stores] | None:
+    """What `take_leaves` calls back with if it can do so now, none of it was on an accelerator, and nobody else is shown the same memory;
+    else None, and nothing is held.
+
+    Raises:
+        WireError: as `take_parcel`.
+    """
+    shared = None if link is None else link.receiver.shared
+    if shared is None:
+        return None
+    head, place = _split(told)
+    form = _form_of(head)
+    stores = None if form.on_devices else shared.stores(form.sizes, place)
+    return None if stores is None else (form.manifest, stores)
 
 
 def take_leaves(link: Link | None, told: bytes, then: Callable[[Manifest, Stores | None], None], *, private: bool = False) -> None:
@@ -117,9 +143,8 @@ def take_leaves(link: Link | None, told: bytes, then: Callable[[Manifest, Stores
         WireError: as `take_parcel`.
     """
     head, place = _split(told)
-    manifest = _manifest_of(head)
+    manifest, sizes, _ = _form_of(head)
     shared = None if link is None else link.receiver.shared
-    sizes = [spec.nbytes for spec in manifest.specs]
     if shared is None:
         then(manifest, None)
         return
@@ -142,7 +167,7 @@ def refuse(link: Link | None, told: bytes) -> None:
     """
     head, place = _split(told)
     if link is not None and link.receiver.shared is not None:
-        link.receiver.shared.refuse(place, [spec.nbytes for spec in _manifest_of(head).specs])
+        link.receiver.shared.refuse(place, _form_of(head).sizes)
 
 
 def _shared(link: Link | None) -> SharedOut | None:
@@ -159,12 +184,13 @@ def _split(told: bytes) -> tuple[bytes, memoryview]:
     return told[_HEAD.size : end], memoryview(told)[end:]
 
 
-def _manifest_of(head: bytes) -> Manifest:
-    manifest = _manifests.get(head)
-    if manifest is None:
+def _form_of(head: bytes) -> _Form:
+    form = _forms.get(head)
+    if form is None:
         manifest = decode_manifest(head, limits=_ANY_SIZE)
+        form = _Form(manifest, [spec.nbytes for spec in manifest.specs], manifest.on_devices)
         if len(head) <= _CACHED_BYTES:
-            if len(_manifests) >= _CACHE_MAX:
-                _manifests.clear()
-            _manifests[head] = manifest
-    return manifest
+            if len(_forms) >= _CACHE_MAX:
+                _forms.clear()
+            _forms[head] = form
+    return form

@@ -14,7 +14,7 @@ import torch
 from aiorlinf.errors import UnsupportedObject, WireError
 from aiorlinf.wire import pickled
 from aiorlinf.wire.flat import Flat, Kind
-from aiorlinf.wire.leaves import Device, LeafSpec, known_spec, tensor_bytes, tensor_over
+from aiorlinf.wire.leaves import Device, Leaf, LeafSpec, known_spec, tensor_bytes, tensor_over
 from aiorlinf.wire.manifest import HEAD, Limits, Manifest, encode_manifest, read_manifest
 from aiorlinf.wire.tree import assemble, flatten
 
@@ -88,7 +88,9 @@ def encode_inline(obj: Any, limit: int, *, allow_pickle: bool = True) -> bytes |
     """
     if type(obj) is torch.Tensor:
         spec = known_spec(obj)
-        if spec is not None and spec.nbytes <= limit:
+        if spec is not None:
+            if spec.nbytes > limit:
+                return Flat(Kind.TENSOR, (), [Leaf(spec, obj, obj, None)])  # as `flatten` makes it
             head = _heads.get(spec.entry)
             if head is None:
                 head = _heads[spec.entry] = _head(spec)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import aiorlinf
 from aiorlinf.errors import ChannelClosed
+from aiorlinf.link import lending, packing
 from aiorlinf.link.shared_in import SharedIn
 from tests.channel.places import Place, place
+
+if TYPE_CHECKING:
+    from aiorlinf.wire.leaves import Leaf
 
 __all__: list[str] = []
 
@@ -164,6 +169,29 @@ async def test_what_one_still_looks_at_is_copied_for_the_next() -> None:
         assert (float(item[0]), float(item[-1]), float(again[0])) == (3.0, 1.0, 7.0)
         await lease.__aexit__(None, None, None)
         del item, again
+        await given_back(here.workers[0])
+
+
+async def test_a_tensor_that_is_written_to_while_it_is_copied_is_not_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread does so, say. What has come of it is torn."""
+    pack = packing.pack
+    async with place("hosted") as here:
+        put, get = await here.handle(), await here.handle()
+        await warm(put, get)
+        torn = tensor(1)
+
+        def meanwhile(address: int, leaves: Sequence[Leaf]) -> None:
+            pack(address, leaves)
+            if leaves[0].tensor is torn:
+                torn.add_(1)
+
+        monkeypatch.setattr(lending, "pack", meanwhile)
+        before = put.put(tensor(0))
+        with pytest.raises(aiorlinf.errors.UsageError, match="written to while"):
+            await put.put({"torn": torn})
+        await before
+        await put.put(tensor(2))
+        assert [float((await get.get())[0]) for _ in range(2)] == [0.0, 2.0]
         await given_back(here.workers[0])
 
 
