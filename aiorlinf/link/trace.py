@@ -238,7 +238,8 @@ class TraceCalls:
         Args:
             path: of the file; one beside it, with ``.part`` after its name, is written meanwhile.
             seconds: end by itself after this time; None: at `stop`, the end of the block, or when the worker is closed.
-            events: a bound on what is kept; a small message has one at its sender and two at its receiver. Later ones are counted only.
+            events: a bound on what is kept; a small message has one at its sender, and one or two at its receiver. Later ones are only
+                counted.
 
         Raises:
             OSError: the file cannot be written.

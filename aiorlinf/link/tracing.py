@@ -21,6 +21,7 @@ from aiorlinf.trace.events import (
     STARTED,
     TAKEN,
     THERE,
+    UNREAD,
 )
 from aiorlinf.wire.frames import Via
 
@@ -47,13 +48,16 @@ class LinkTrace:
         number: of the link, in this trace.
     """
 
-    __slots__ = ("_came", "_number", "_packed", "_passed", "_picked", "_record", "_sent")
+    __slots__ = ("_came", "_number", "_packed", "_passed", "_picked", "_record", "_sent", "_unread", "_waiting")
 
     def __init__(self, recorder: Recorder, number: int) -> None:
         self._packed = recorder.packed
+        self._waiting = recorder.waiting
         self._record = recorder.record
         self._number = number
-        self._sent, self._came, self._passed, self._picked = (number * 4 + kind for kind in (SENT_SMALL, CAME, PASSED, PICKED))
+        self._sent, self._came, self._passed, self._unread, self._picked = (
+            number * 8 + kind for kind in (SENT_SMALL, CAME, PASSED, UNREAD, PICKED)
+        )
 
     # ---- sending
 
@@ -90,7 +94,7 @@ class LinkTrace:
 
     def came(self, message: int, size: int, key: int, order: int) -> None:
         """A small message, or the description of a larger one."""
-        self._packed += _pack(monotonic(), 0.0, message, key, order, size, self._came)
+        self._waiting[order] = (monotonic(), message, key, size, self._came)
 
     def passed(self, message: int, size: int, key: int, receive: Receive) -> None:
         """A small message goes to a receive that waits: `came` and `taken` in one."""
@@ -100,7 +104,12 @@ class LinkTrace:
 
     def picked(self, order: int) -> None:
         """A small message that waited goes to a receive that is just called: `taken`, kept short."""
-        self._packed += _pack(monotonic(), 0.0, 0, 0, order, 0, self._picked)
+        waited = self._waiting.pop(order, None)
+        if waited is None:
+            self._packed += _pack(monotonic(), 0.0, 0, 0, order, 0, self._picked)
+        else:
+            came, message, key, size, _ = waited
+            self._packed += _pack(came, monotonic(), message, key, order, size, self._unread)
 
     def matched(self, receive: Receive, message: Incoming) -> None:
         """It goes to this receive, when it is whole."""

@@ -91,7 +91,7 @@ class Recorded:
         """Some more of those that are packed; all that are whole."""
         size = kinds.PACKED.size
         for time, called, message, key, order, nbytes, what in kinds.PACKED.iter_unpack(data[: len(data) // size * size]):
-            link, kind = divmod(what, 4)
+            link, kind = divmod(what, 8)
             self._saw(time)
             if kind == kinds.SENT_SMALL:
                 self._out[link, message] = _Out(time, time, key, nbytes, "send", over=time)
@@ -100,7 +100,10 @@ class Recorded:
             elif kind == kinds.PASSED:
                 self._saw(called)
                 self._in[order] = _In(link, message, time, nbytes, key, time, called, "recv", taken=time)
-            elif order in self._in:
+            elif kind == kinds.UNREAD:
+                self._saw(called)
+                self._in[order] = _In(link, message, time, nbytes, key, called=called, operation="recv", taken=called)
+            elif kind == kinds.PICKED and order in self._in:
                 self._of_in(kinds.TAKEN, self._in[order], (time, time, "recv"))
 
     def take(self, events: Iterable[Sequence[Any]]) -> None:

@@ -5,13 +5,14 @@ sender and a receiver record of one message is found to belong together, and not
 its place among all messages of the worker (`order`), by which it is known from there on.
 
 What happens to each small message is packed as `PACKED`, always the same fields, with 0 where one means nothing; that costs half of what an
-object of Python would that is kept until it is written. The last field is the number of the link times four, and one of these:
+object of Python would that is kept until it is written. The last field is the number of the link times eight, and one of these:
 
 =============  ======================================================================================================================
 SENT_SMALL     time, 0, number, stream, 0, bytes: written whole at once, and done
 CAME           time, 0, number, stream, order, bytes: all of a small message, or the description of a larger one
 PASSED         time, time of the call, number, stream, order, bytes: as CAME, and taken at once by a receive that waited for it
-PICKED         time, 0, 0, 0, order, 0: a small message that waited is taken by a receive that has just been called
+UNREAD         time, time it was taken, number, stream, order, bytes: as CAME, and a receive that was called later found it
+PICKED         time, 0, 0, 0, order, 0: the latter, of a message of which CAME is written already
 =============  ======================================================================================================================
 
 All else are short tuples, a number for the kind first:
@@ -59,6 +60,7 @@ __all__ = [
            "STEP_OVER",
            "TAKEN",
            "THERE",
+           "UNREAD",
            "Event",
 ]  # fmt: skip
 
@@ -67,6 +69,6 @@ Event = tuple[Any, ...]
 PACKED: Final = struct.Struct("@ddQQQQI")
 """In the order of bytes of the machine, which is quicker. There are no gaps: what is long comes first."""
 
-SENT_SMALL, CAME, PASSED, PICKED = range(4)
+SENT_SMALL, CAME, PASSED, UNREAD, PICKED = range(5)
 
 LINK, OPENED, BEGUN, STARTED, LEFT, SENT, MATCHED, COMING, THERE, TAKEN, CODEC, STEP, STEP_OVER, CALL = range(14)

@@ -52,11 +52,13 @@ class Recorder:
 
     Attributes:
         packed: small messages' events that are not written yet, see `trace.events`. Hot paths append to it themselves.
+        waiting: by order, messages that came since the last `take` and were not picked: what CAME has of them, but for the order.
         dropped: how many came after the limit.
     """
 
     def __init__(self, home: LoopHome, path: str | os.PathLike[str], limit: int) -> None:
         self.packed: bytearray = bytearray()  # for ever the same one: each link's part knows it
+        self.waiting: dict[int, tuple[float, int, int, int, int]] = {}
         self.dropped: int = 0
         self._events: list[Event] = []
         self._places: list[int] = []  # of each event, what was packed before it
@@ -117,7 +119,7 @@ class Recorder:
 
     def _spill(self) -> None:
         """Hand what there is to a thread, and come again."""
-        if not self.packed and not self._events:
+        if not self.packed and not self.waiting and not self._events:
             self._timer = self._home.loop.call_later(_SPILL_S, self._spill)
             return
         places, taken = self._places, self.take()
@@ -146,6 +148,9 @@ class Recorder:
 
     def take(self) -> Taken:
         """What is not written yet, as far as the limit lets it."""
+        for order, (came, message, key, size, what) in self.waiting.items():
+            self.packed += PACKED.pack(came, 0.0, message, key, order, size, what)
+        self.waiting.clear()
         taken = Taken(bytes(self.packed), self._events)
         if taken.count > self._left:
             self.dropped += taken.count - self._left

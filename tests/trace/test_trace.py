@@ -265,6 +265,45 @@ async def test_off_again_costs_nothing_more(tmp_path: Path) -> None:
             assert [(link.sender.trace, link.receiver.trace) for link in comm._table.links()] == [(None, None)]
 
 
+@pytest.mark.asyncio
+async def test_what_waits_unread_is_shown_so_however_often_it_was_written_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spills = 0
+    write = Recorder.write
+
+    def counted(recorder: Recorder, taken: Taken) -> None:
+        nonlocal spills
+        write(recorder, taken)
+        spills += 1
+
+    async def spilled() -> None:
+        seen = spills
+        while spills == seen:
+            await asyncio.sleep(0.001)
+
+    monkeypatch.setattr("aiorlinf.trace.recorder._SPILL_S", 0.001)
+    monkeypatch.setattr(Recorder, "write", counted)
+    async with init("a:0", config=config(backend="stream")) as a, init("b:0") as b:
+        for index in range(2):  # the first waits for an answer; from then on they flow
+            await a.send(index, "b:0")
+            assert await b.recv("a:0") == index
+        async with b.trace(tmp_path / "b.json"):
+            for index in range(4):
+                await a.send(index, "b:0")
+            await spilled()
+            for index in range(2):
+                assert await b.recv("a:0") == index
+            await spilled()
+            assert await b.recv("a:0") == 2
+        assert await b.recv("a:0") == 3
+    found = slices(tmp_path / "b.json")
+    comes = messages(found, "from a:0#1").values()
+    assert Counter(one["args"]["outcome"] for one in comes) == {"taken": 3, "unread": 1}
+    assert all("unread" in stages(found, one) for one in comes)
+    assert len(messages(found, "receives from a:0#1")) == 3
+
+
 async def sends_and_waits(comm: Worker, count: int) -> None:
     for index in range(count):
         await comm.send(index, "a:0")
@@ -341,7 +380,7 @@ async def test_a_raw_file_that_ends_anywhere_gives_what_was_whole(tmp_path: Path
         recorder.stop()
         facts = facts_line(Facts("a:0#1", 1, "host", (Reading(0.0, 0, 0),)))
         recorder.write_line(facts)
-        packed = b"".join(PACKED.pack(1.0, 0.0, count, 0, 0, 1, 4 + SENT_SMALL) for count in range(3))
+        packed = b"".join(PACKED.pack(1.0, 0.0, count, 0, 0, 1, 8 + SENT_SMALL) for count in range(3))
         recorder.write(Taken(packed, [(LINK, 1, "a:0#1", "b:0#1", 0)]))
         recorder.close()
     whole = path.read_bytes()
