@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -233,6 +234,33 @@ async def test_a_member_leaves(workers: Company, kind: str, who: int) -> None:
     with pytest.raises(ClosedError):
         call(who, 1)
     await check_next_life(workers, who)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", ["not sendable", "cancelled at once"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_member_leaves_after_the_only_call_so_far_has_failed_before_it_began(kind: str, how: str) -> None:
+    """That call was counted; with a next life of whom it was counted with it begins anew."""
+    async with company(["a", "b"]) as workers:
+        call = calls(workers, kind)
+        caller, who = (0, 1) if kind == "broadcast" else (1, 0)
+        if how == "not sendable":
+            with pytest.raises(NonContiguousTensor):
+                call(caller, STRIDED)
+        else:
+            await asyncio.wait_for(asyncio.to_thread(lambda: call(caller, 5).cancel()), 20)
+            await asyncio.wrap_future(_turn(workers[caller]._circle.exchange.home))
+        one, other = workers.workers[caller], workers.workers[who]
+        await asyncio.wait_for(asyncio.gather(one.send(1, other.address), other.recv(one.address)), 20)  # there is a link
+        await other.close()
+        await check_next_life(workers, who)
+
+
+def _turn(home: Any) -> Any:
+    """Done when the home loop has come to what was handed over to it before."""
+    done: Any = concurrent.futures.Future()
+    home.call(done.set_result, None)
+    return done
 
 
 async def check_next_life(workers: Company, who: int) -> None:

@@ -82,6 +82,7 @@ async def all_goes_through(made: Company) -> None:
     for worker in made.workers:
         (link,) = worker._table.links()
         assert link.state is LinkState.UP
+        assert link.identity is not None
         assert worker._table.links_had(link.identity) == 1, "both sides count alike, which resuming relies on"
 
 
