@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from aiorlinf import Worker
 from aiorlinf.device.registry import usable_runtime
-from scripts.gpuchecks.checks import Check, idle
+from scripts.gpuchecks import watched as module
+from scripts.gpuchecks.checks import Check, Half, idle
 from scripts.gpuchecks.place import Place, place
 from scripts.gpuchecks.running import Partner, run_check
+from scripts.gpuchecks.watched import Watched
 
 __all__: list[str] = []
 
@@ -59,6 +63,51 @@ def test_a_check_that_fails_costs_the_next_one_nothing() -> None:
         assert "on purpose" in done.text
         done = run_check(Check("works", idle, idle), "fake", where, partner)
         assert done.word == "passed"
+
+
+def test_a_process_that_hangs_or_dies_costs_the_next_check_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the driver, for instance, where no time limit of a loop reaches it."""
+    monkeypatch.setattr(module, "GRACE_S", 1.0)
+    with Watched("fake") as watched:
+        assert "fake accelerator" in watched.describe(LIMIT_S)
+        assert "it hangs: its process was ended after" in failure(watched, _hangs, 3.0)
+        assert "fake accelerator" in watched.describe(LIMIT_S)
+        assert "its process has died: by SIGSEGV" in failure(watched, _dies, LIMIT_S)
+        assert "fake accelerator" in watched.describe(LIMIT_S)
+        assert watched.run(Check("works", idle, idle), LIMIT_S, LIMIT_S).word == "passed"
+        assert watched.end() is None
+
+
+def failure(watched: Watched, half: Half, limit: float) -> str:
+    """What is said of a check whose first half is this."""
+    process = watched._process.pid
+    done = watched.run(Check("of no good", half, idle), limit, LIMIT_S)
+    assert done.word == "FAILED"
+    while alive(process):  # nor is its partner left
+        time.sleep(0.01)
+    return done.text
+
+
+def alive(group: int) -> bool:
+    """A process of this group still runs. Who has ended may be waited for by nobody."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of, *_ = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        if int(of) == group and state not in "ZX":
+            return True
+    return False
+
+
+async def _hangs(comm: Worker, place: Place) -> str:
+    while True:
+        time.sleep(10)
+
+
+async def _dies(comm: Worker, place: Place) -> str:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return ""
 
 
 async def _fails(comm: Worker, place: Place) -> str:
