@@ -7,21 +7,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiorlinf.trace.events import (
     BEGUN,
-    CAME,
     CODEC,
     COMING,
+    LAYOUTS,
     LEFT,
     MATCHED,
     OPENED,
-    PACKED,
-    PASSED,
-    PICKED,
     SENT,
-    SENT_SMALL,
     STARTED,
     TAKEN,
     THERE,
-    UNREAD,
 )
 from aiorlinf.wire.frames import Via
 
@@ -36,7 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["LinkTrace", "Tracing"]
 
 
-_pack = PACKED.pack  # looked up for each small message
+# Looked up for each small message.
+_sent, _came, _passed, _picked = (LAYOUTS[kind].pack for kind in ("sent", "came", "passed", "picked"))
 
 _WAYS: dict[int, str] = {via: via.name.lower() for via in Via}
 
@@ -48,22 +44,19 @@ class LinkTrace:
         number: of the link, in this trace.
     """
 
-    __slots__ = ("_came", "_number", "_packed", "_passed", "_picked", "_record", "_sent", "_unread", "_waiting")
+    __slots__ = ("_came", "_number", "_passed", "_picked", "_record", "_sent")
 
     def __init__(self, recorder: Recorder, number: int) -> None:
-        self._packed = recorder.packed
-        self._waiting = recorder.waiting
         self._record = recorder.record
         self._number = number
-        self._sent, self._came, self._passed, self._unread, self._picked = (
-            number * 8 + kind for kind in (SENT_SMALL, CAME, PASSED, UNREAD, PICKED)
-        )
+        packed = recorder.packed
+        self._sent, self._came, self._passed, self._picked = packed.sent, packed.came, packed.passed, packed.picked
 
     # ---- sending
 
     def small(self, message: int, size: int, key: int) -> None:
         """A small message is written, and its send done."""
-        self._packed += _pack(monotonic(), 0.0, message, key, 0, size, self._sent)
+        self._sent += _sent(monotonic(), message, key, size, self._number)
 
     def opened(self, out: Outgoing) -> None:
         """A message goes to the peer, at least its description."""
@@ -94,22 +87,17 @@ class LinkTrace:
 
     def came(self, message: int, size: int, key: int, order: int) -> None:
         """A small message, or the description of a larger one."""
-        self._waiting[order] = (monotonic(), message, key, size, self._came)
+        self._came += _came(monotonic(), message, key, size, order, self._number)
 
     def passed(self, message: int, size: int, key: int, receive: Receive) -> None:
         """A small message goes to a receive that waits: `came` and `taken` in one."""
         now = monotonic()
         work = receive.work
-        self._packed += _pack(now, now if work is None else work._born, message, key, receive.order, size, self._passed)
+        self._passed += _passed(now, message, key, size, receive.order, now if work is None else work._born, self._number)
 
     def picked(self, order: int) -> None:
         """A small message that waited goes to a receive that is just called: `taken`, kept short."""
-        waited = self._waiting.pop(order, None)
-        if waited is None:
-            self._packed += _pack(monotonic(), 0.0, 0, 0, order, 0, self._picked)
-        else:
-            came, message, key, size, _ = waited
-            self._packed += _pack(came, monotonic(), message, key, order, size, self._unread)
+        self._picked += _picked(monotonic(), order)
 
     def matched(self, receive: Receive, message: Incoming) -> None:
         """It goes to this receive, when it is whole."""

@@ -87,24 +87,29 @@ class Recorded:
         self._steps: dict[int, list[Any]] = {}
         self._calls: list[Sequence[Any]] = []
 
-    def take_packed(self, data: bytes) -> None:
-        """Some more of those that are packed; all that are whole."""
-        size = kinds.PACKED.size
-        for time, called, message, key, order, nbytes, what in kinds.PACKED.iter_unpack(data[: len(data) // size * size]):
-            link, kind = divmod(what, 8)
+    def take_packed(self, kind: str, data: bytes) -> None:
+        """Some more of a kind of those that are packed; all that are whole.
+
+        Raises:
+            WireError: there is no such kind.
+        """
+        layout = kinds.LAYOUTS.get(kind)
+        if layout is None:
+            raise WireError(f"no events are called {kind!r:.100}")
+        for time, *rest in layout.iter_unpack(data[: len(data) // layout.size * layout.size]):
             self._saw(time)
-            if kind == kinds.SENT_SMALL:
-                self._out[link, message] = _Out(time, time, key, nbytes, "send", over=time)
-            elif kind == kinds.CAME:
-                self._in[order] = _In(link, message, time, nbytes, key)
-            elif kind == kinds.PASSED:
+            if kind == "sent":
+                message, key, size, link = rest
+                self._out[link, message] = _Out(time, time, key, size, "send", over=time)
+            elif kind == "came":
+                message, key, size, order, link = rest
+                self._in[order] = _In(link, message, time, size, key)
+            elif kind == "passed":
+                message, key, size, order, called, link = rest
                 self._saw(called)
-                self._in[order] = _In(link, message, time, nbytes, key, time, called, "recv", taken=time)
-            elif kind == kinds.UNREAD:
-                self._saw(called)
-                self._in[order] = _In(link, message, time, nbytes, key, called=called, operation="recv", taken=called)
-            elif kind == kinds.PICKED and order in self._in:
-                self._of_in(kinds.TAKEN, self._in[order], (time, time, "recv"))
+                self._in[order] = _In(link, message, time, size, key, time, called, "recv", taken=time)
+            elif rest[0] in self._in:
+                self._of_in(kinds.TAKEN, self._in[rest[0]], (time, time, "recv"))
 
     def take(self, events: Iterable[Sequence[Any]]) -> None:
         """Some more of the others.

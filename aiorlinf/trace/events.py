@@ -4,18 +4,17 @@ A message is known by its link and its number among the messages of one directio
 sender and a receiver record of one message is found to belong together, and nothing travels for it. At the receiver it has, besides,
 its place among all messages of the worker (`order`), by which it is known from there on.
 
-What happens to each small message is packed as `PACKED`, always the same fields, with 0 where one means nothing; that costs half of what an
-object of Python would that is kept until it is written. The last field is the number of the link times eight, and one of these:
+What happens to each small message is packed, in the order of bytes of the machine, into a sequence for each kind of event (`Packed`). That
+costs half of what objects of Python would that are kept until they are written, and for them the collector of garbage would have to run.
 
 =============  ======================================================================================================================
-SENT_SMALL     time, 0, number, stream, 0, bytes: written whole at once, and done
-CAME           time, 0, number, stream, order, bytes: all of a small message, or the description of a larger one
-PASSED         time, time of the call, number, stream, order, bytes: as CAME, and taken at once by a receive that waited for it
-UNREAD         time, time it was taken, number, stream, order, bytes: as CAME, and a receive that was called later found it
-PICKED         time, 0, 0, 0, order, 0: the latter, of a message of which CAME is written already
+SENT_SMALL     time, number, stream, bytes, link: written whole at once, and done
+CAME           time, number, stream, bytes, order, link: all of a small message, or the description of a larger one
+PASSED         as CAME, and time of the call of the receive that waited for it, and so took it at once
+PICKED         time, order: a small message that waited is taken by a receive that has just been called
 =============  ======================================================================================================================
 
-All else are short tuples, a number for the kind first:
+All else are short tuples, a number for the kind first; they may refer to what is packed, never the other way round.
 
 =============  ======================================================================================================================
 LINK           link, us, the peer (lives: ``a:0#1``), which of the links of these two lives it is
@@ -38,37 +37,50 @@ CALL           begin, end, operation, subject, how it ended, where it was called
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import Any, Final
 
 __all__ = [
-           "BEGUN",
-           "CALL",
-           "CAME",
-           "CODEC",
-           "COMING",
-           "LEFT",
-           "LINK",
-           "MATCHED",
-           "OPENED",
-           "PACKED",
-           "PASSED",
-           "PICKED",
-           "SENT",
-           "SENT_SMALL",
-           "STARTED",
-           "STEP",
-           "STEP_OVER",
-           "TAKEN",
-           "THERE",
-           "UNREAD",
-           "Event",
+    "BEGUN",
+    "CALL",
+    "CODEC",
+    "COMING",
+    "LAYOUTS",
+    "LEFT",
+    "LINK",
+    "MATCHED",
+    "OPENED",
+    "SENT",
+    "STARTED",
+    "STEP",
+    "STEP_OVER",
+    "TAKEN",
+    "THERE",
+    "Event",
+    "Packed",
 ]  # fmt: skip
 
 Event = tuple[Any, ...]
 
-PACKED: Final = struct.Struct("@ddQQQQI")
-"""In the order of bytes of the machine, which is quicker. There are no gaps: what is long comes first."""
+LAYOUTS: Final[Mapping[str, struct.Struct]] = {
+    "sent": struct.Struct("@dQQQI"),  # no gaps: what is long comes first
+    "came": struct.Struct("@dQQQQI"),
+    "passed": struct.Struct("@dQQQQdI"),
+    "picked": struct.Struct("@dQ"),
+}
+"""By names of the attributes of `Packed`; a time is first in each."""
 
-SENT_SMALL, CAME, PASSED, UNREAD, PICKED = range(5)
+
+class Packed:
+    """A sequence of each kind, to which hot paths append for themselves."""
+
+    __slots__ = ("came", "passed", "picked", "sent")
+
+    def __init__(self) -> None:
+        self.sent: bytearray = bytearray()
+        self.came: bytearray = bytearray()
+        self.passed: bytearray = bytearray()
+        self.picked: bytearray = bytearray()
+
 
 LINK, OPENED, BEGUN, STARTED, LEFT, SENT, MATCHED, COMING, THERE, TAKEN, CODEC, STEP, STEP_OVER, CALL = range(14)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,8 +156,8 @@ def _read_part(path: Path) -> tuple[Recorded, Facts]:
                 facts = _facts(told)
             elif isinstance(told, list):
                 recorded.take(told)
-            elif type(told) is int and told >= 0:
-                recorded.take_packed(file.read(min(told, whole)))  # where it was killed meanwhile, there is less
+            elif isinstance(told, str) and (packed := re.fullmatch(r"(\w+) (\d{1,18})", told, re.ASCII)) is not None:
+                recorded.take_packed(packed[1], file.read(min(int(packed[2]), whole)))  # where it was killed meanwhile, there is less
             else:
                 raise WireError("a line of it is none of those that a recorder writes")
     if facts is None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from aiorlinf.errors import AiorlinfError
-from aiorlinf.trace.events import CALL, PACKED, STEP, STEP_OVER, Event
+from aiorlinf.trace.events import CALL, LAYOUTS, STEP, STEP_OVER, Event, Packed
 from aiorlinf.work.base import STATE_NAMES, AsyncWork
 from aiorlinf.work.waiters import Entry
 
@@ -30,17 +32,27 @@ class Taken:
     """What is to be written.
 
     Attributes:
-        packed: small messages' events, see `trace.events`.
+        packed: small messages' events, by the names of `trace.events.LAYOUTS`.
         events: all others.
+        times: when each of the latter was recorded.
     """
 
-    packed: bytes
+    packed: Mapping[str, bytes]
     events: list[Event]
+    times: list[float]
 
     @property
     def count(self) -> int:
         """Of all of them."""
-        return len(self.packed) // PACKED.size + len(self.events)
+        return len(self.events) + sum(len(data) // LAYOUTS[kind].size for kind, data in self.packed.items())
+
+    def first(self, count: int) -> Taken:
+        """So many of them, the earliest, or somewhat fewer where several are of one time."""
+        times = {kind: [time for time, *_ in LAYOUTS[kind].iter_unpack(data)] for kind, data in self.packed.items()}
+        end = sorted(chain(self.times, *times.values()))[count]
+        kept = bisect_left(self.times, end)
+        packed = {kind: data[: bisect_left(times[kind], end) * LAYOUTS[kind].size] for kind, data in self.packed.items()}
+        return Taken(packed, self.events[:kept], self.times[:kept])
 
 
 class Recorder:
@@ -52,16 +64,14 @@ class Recorder:
 
     Attributes:
         packed: small messages' events that are not written yet, see `trace.events`. Hot paths append to it themselves.
-        waiting: by order, messages that came since the last `take` and were not picked: what CAME has of them, but for the order.
         dropped: how many came after the limit.
     """
 
     def __init__(self, home: LoopHome, path: str | os.PathLike[str], limit: int) -> None:
-        self.packed: bytearray = bytearray()  # for ever the same one: each link's part knows it
-        self.waiting: dict[int, tuple[float, int, int, int, int]] = {}
+        self.packed: Packed = Packed()  # its sequences are for ever the same: each link's part knows them
         self.dropped: int = 0
         self._events: list[Event] = []
-        self._places: list[int] = []  # of each event, what was packed before it
+        self._times: list[float] = []  # of each event
         self._home = home
         self._path = os.fspath(path)
         self._left = limit
@@ -78,7 +88,7 @@ class Recorder:
 
     def record(self, event: Event) -> None:
         """One that is not packed."""
-        self._places.append(len(self.packed))
+        self._times.append(monotonic())
         self._events.append(event)
 
     def step(self, step: AsyncWork[Any], source: AsyncWork[Any]) -> None:
@@ -119,15 +129,16 @@ class Recorder:
 
     def _spill(self) -> None:
         """Hand what there is to a thread, and come again."""
-        if not self.packed and not self.waiting and not self._events:
+        taken = self.take()
+        if not taken.count:
             self._timer = self._home.loop.call_later(_SPILL_S, self._spill)
             return
-        places, taken = self._places, self.take()
         try:
             self._writing = self._home.submit(self.write, taken)
         except AiorlinfError:  # the worker is closing, and writes it with the rest then
-            self.packed += taken.packed
-            self._events, self._places = taken.events, places[: len(taken.events)]
+            for kind, data in taken.packed.items():
+                getattr(self.packed, kind).extend(data)
+            self._events, self._times = taken.events, taken.times
             self._left += taken.count
             return
         self._writing.add_done_callback(self._spilled)
@@ -148,32 +159,32 @@ class Recorder:
 
     def take(self) -> Taken:
         """What is not written yet, as far as the limit lets it."""
-        for order, (came, message, key, size, what) in self.waiting.items():
-            self.packed += PACKED.pack(came, 0.0, message, key, order, size, what)
-        self.waiting.clear()
-        taken = Taken(bytes(self.packed), self._events)
-        if taken.count > self._left:
-            self.dropped += taken.count - self._left
-            kept = bisect_left(range(len(self._events)), self._left, key=lambda index: self._places[index] // PACKED.size + index)
-            taken = Taken(taken.packed[: (self._left - kept) * PACKED.size], taken.events[:kept])
+        packed = {}
+        for kind in LAYOUTS:
+            sequence: bytearray = getattr(self.packed, kind)
+            packed[kind] = bytes(sequence)
+            sequence.clear()
+        taken = Taken(packed, self._events, self._times)
+        self._events, self._times = [], []
+        if (count := taken.count) > self._left:
+            taken = taken.first(self._left)
+            self.dropped += count - taken.count
         self._left -= taken.count
-        self.packed.clear()
-        self._events, self._places = [], []
         return taken
 
     def write(self, taken: Taken) -> None:
         """Append to the file; any thread. Raises OSError.
 
-        Packed events are there as they are, after a line that says how many bytes they have; others as lines of JSON, each a list of them.
-        They come after the packed ones that were taken with them, to which they may refer; the other way round nothing does.
+        Packed events are there as they are, after a line with the name of their kind and how many bytes they have; others as lines of JSON,
+        each a list of them. The latter come after the former, see `trace.events`.
         """
-        packed, events = taken.packed, taken.events
         with self._lock:
-            if packed:
-                self._file.write(b"%d\n" % len(packed))
-                self._file.write(packed)
-            for start in range(0, len(events), _SPILL_EVENTS):
-                self._file.write(orjson.dumps(events[start : start + _SPILL_EVENTS]) + b"\n")
+            for kind, data in taken.packed.items():
+                if data:
+                    self._file.write(b'"%s %d"\n' % (kind.encode(), len(data)))
+                    self._file.write(data)
+            for start in range(0, len(taken.events), _SPILL_EVENTS):
+                self._file.write(orjson.dumps(taken.events[start : start + _SPILL_EVENTS]) + b"\n")
             self._file.flush()
 
     def write_line(self, line: bytes) -> None:

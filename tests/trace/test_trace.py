@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ import torch
 
 from aiorlinf import Worker, init
 from aiorlinf.errors import UsageError, WireError
+from aiorlinf.link.tracing import LinkTrace
 from aiorlinf.rendezvous.settings import TRACE_ENV
 from aiorlinf.trace.clock import Reading
-from aiorlinf.trace.events import BEGUN, LINK, PACKED, SENT_SMALL
+from aiorlinf.trace.events import BEGUN, LAYOUTS, LINK
 from aiorlinf.trace.files import Facts, _read_part, facts_line, merge
 from aiorlinf.trace.recorder import Recorder, Taken
 from tests.peers import process, run_worker
@@ -351,21 +353,25 @@ async def test_files_of_several_processes_are_merged_also_of_one_that_was_killed
 async def test_beyond_the_limit_is_what_came_last(tmp_path: Path) -> None:
     """Packed events and others are one sequence, however they are kept."""
 
-    def number(count: int) -> bytes:
-        return PACKED.pack(float(count), 0.0, count, 0, 0, 1, SENT_SMALL)
-
     async with init("a:0") as a:
         for limit in range(1, 9):
             recorder = Recorder(a.home, tmp_path / "a.part", limit)
+            part = LinkTrace(recorder, 1)
             kept: list[int] = []
-            for piece in ((0, 1, 2), (3, 4, 5, 6)):
+            for piece in ((0, 1, 2, 3), (4, 5, 6)):
                 for count in piece:
-                    if count % 2:
+                    if count % 3 == 0:
                         recorder.record((BEGUN, 1, count, 0.0))
+                    elif count % 3 == 1:
+                        part.small(count, 1, 0)
                     else:
-                        recorder.packed += number(count)
+                        part.picked(count)
+                    before = monotonic()
+                    while monotonic() == before:
+                        pass
                 taken = recorder.take()
-                kept += [fields[2] for fields in PACKED.iter_unpack(taken.packed)] + [event[2] for event in taken.events]
+                kept += [event[2] for event in taken.events]
+                kept += [fields[1] for kind, data in taken.packed.items() for fields in LAYOUTS[kind].iter_unpack(data)]
             recorder.stop()
             recorder.close()
             assert sorted(kept) == list(range(min(limit, 7))), limit
@@ -380,22 +386,30 @@ async def test_a_raw_file_that_ends_anywhere_gives_what_was_whole(tmp_path: Path
         recorder.stop()
         facts = facts_line(Facts("a:0#1", 1, "host", (Reading(0.0, 0, 0),)))
         recorder.write_line(facts)
-        packed = b"".join(PACKED.pack(1.0, 0.0, count, 0, 0, 1, 8 + SENT_SMALL) for count in range(3))
-        recorder.write(Taken(packed, [(LINK, 1, "a:0#1", "b:0#1", 0)]))
+        sent = b"".join(LAYOUTS["sent"].pack(1.0, count, 0, 1, 1) for count in range(3))
+        recorder.write(Taken({"sent": sent}, [(LINK, 1, "a:0#1", "b:0#1", 0)], [1.0]))
         recorder.close()
     whole = path.read_bytes()
     for length in range(len(facts), len(whole) + 1):
         path.write_bytes(whole[:length])
-        assert sends_in(path) == min(3, max(0, length - len(facts) - len(b"%d\n" % len(packed))) // PACKED.size)
+        assert sends_in(path) == min(3, max(0, length - len(facts) - len(b'"sent %d"\n' % len(sent))) // LAYOUTS["sent"].size)
         merge([path], tmp_path / "all.json")
-    path.write_bytes(facts + b"9" * 18 + b"\n")
+    path.write_bytes(facts + b'"sent ' + b"9" * 18 + b'"\n')
     merge([path], tmp_path / "all.json")
 
 
 def test_what_is_no_trace_is_not_merged(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no traces"):
         merge([], tmp_path / "all.json")
-    for name, text in (("a.json", "{}"), ("b.json", "[1"), ("c.json.part", "[[99]]\n"), ("d.json.part", ""), ("e.json.part", "7\n")):
+    texts = {
+        "a.json": "{}",
+        "b.json": "[1",
+        "c.json.part": "[[99]]\n",
+        "d.json.part": "",
+        "e.json.part": "7\n",
+        "f.json.part": '"gone 0"\n',
+    }
+    for name, text in texts.items():
         file = tmp_path / name
         file.write_text(text)
         with pytest.raises(UsageError, match="no trace of aiorlinf"):
