@@ -18,7 +18,6 @@ import os
 import socket
 import struct
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -26,8 +25,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch.distributed.distributed_c10d import BroadcastOptions, ProcessGroupGloo, Store
 
-from aiorlinf.errors import AiorlinfError
-from aiorlinf.work.threads import start_thread
+from aiorlinf.backends.unwanted import Unwanted
 
 __all__ = ["GlooPair", "MeetingStore", "gloo_available"]
 
@@ -43,13 +41,7 @@ _EXIT_WAIT_S = 2.0
 """Seconds that the end of the process waits for groups that are being destroyed."""
 
 _pairs: weakref.WeakSet[GlooPair] = weakref.WeakSet()
-_retiring: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-_unwanted: list[tuple[Any, Store]] = []
-"""Groups to be destroyed, with their stores, and none of them twice: each thread takes what there is, so that one that waits in a transfer
-keeps nobody else waiting."""
-
-_inherited: list[tuple[Any, Store]] = []
-"""In a forked process: groups whose threads are not here, which are never to be destroyed."""
+_unwanted = Unwanted()
 
 
 def gloo_available() -> str | None:
@@ -143,12 +135,7 @@ class GlooPair:
 
     def retire(self) -> None:
         """Drop the group without waiting: its destructor joins threads that may be in a transfer which ends only with the peer."""
-        group, self._group = self._group, None
-        if group is None:
-            return
-        _unwanted.append((group, self._store))
-        del group
-        _destroy_unwanted()
+        _unwanted.take(self)
 
 
 @atexit.register
@@ -159,22 +146,10 @@ def _retire_all() -> None:
     """
     for pair in list(_pairs):
         pair.retire()
-    if _unwanted:
-        _destroy_unwanted()
-    end = time.monotonic() + _EXIT_WAIT_S
-    for thread in list(_retiring):
-        thread.join(max(0.0, end - time.monotonic()))
+    _unwanted.wait(_EXIT_WAIT_S)
 
 
-def _forget_all() -> None:
-    """In a forked process: these are its parent's, and the threads of the groups are not here."""
-    _pairs.clear()
-    _retiring.clear()
-    _inherited.extend(_unwanted)
-    _unwanted.clear()
-
-
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_pairs.clear)  # these are its parent's
 
 
 def _knock(published: list[bytes], rank: int, made: threading.Event) -> None:
@@ -192,7 +167,7 @@ def _knock(published: list[bytes], rank: int, made: threading.Event) -> None:
             except OSError:  # it is over already; else its time limit ends it
                 pass
 
-    _run_to_the_end(threading.Thread(target=knock, name="aiorlinf-retire-knock", daemon=True))
+    _unwanted.run(threading.Thread(target=knock, name="aiorlinf-retire-knock", daemon=True))
 
 
 def _listening_at(published: bytes) -> tuple[str, int] | None:
@@ -205,29 +180,3 @@ def _listening_at(published: bytes) -> tuple[str, int] | None:
         return socket.inet_ntop(family, published[name + begin : name + begin + size]), port
     except (struct.error, KeyError, ValueError, OverflowError):  # of another Gloo
         return None
-
-
-def _destroy_unwanted() -> None:
-    _run_to_the_end(threading.Thread(target=_destroy_each, name="aiorlinf-retire", daemon=True))
-
-
-def _run_to_the_end(thread: threading.Thread) -> None:
-    """Start it, if the system gives another thread; otherwise groups are left to the next one, and a knock to the time limit."""
-    try:
-        start_thread(thread)
-    except AiorlinfError:
-        return
-    _retiring.add(thread)
-
-
-def _destroy_each() -> None:
-    while _unwanted:
-        try:
-            group, store = _unwanted.pop()
-        except IndexError:  # another thread has just taken the last one
-            return
-        try:
-            group.abort()
-        except RuntimeError:  # not every torch can abort Gloo; the destructor does the rest
-            pass
-        del group, store

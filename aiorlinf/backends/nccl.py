@@ -20,13 +20,13 @@ import datetime
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aiorlinf.backends.unwanted import Unwanted
 from aiorlinf.device.registry import runtime_of
-from aiorlinf.errors import AiorlinfError
 from aiorlinf.work.threads import start_thread
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ _QUIET = {
     "TORCH_NCCL_BLOCKING_WAIT": "0",
 }
 _environment = threading.Lock()
+_unwanted = Unwanted()
 
 
 @contextmanager
@@ -187,26 +188,4 @@ class NcclPair:
 
     def retire(self) -> None:
         """Abort what is under way and drop the group, without waiting."""
-        group, self._group = self._group, None
-        if group is not None:
-            _unwanted.append((group, self._store))
-            del group
-            with suppress(AiorlinfError):  # the system gives no more threads: the next one takes it along
-                start_thread(threading.Thread(target=_destroy_unwanted, name="aiorlinf-retire", daemon=True))
-
-
-_unwanted: list[tuple[Any, Any]] = []
-"""Groups that are to be destroyed, which may take long, and their stores."""
-
-
-def _destroy_unwanted() -> None:
-    while _unwanted:
-        try:
-            group, store = _unwanted.pop()
-        except IndexError:  # another thread has just taken the last one
-            return
-        try:
-            group.abort()
-        except RuntimeError:  # it has failed already; the destructor does the rest
-            pass
-        del group, store
+        _unwanted.take(self)
