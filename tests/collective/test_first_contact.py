@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,12 +21,14 @@ from aiorlinf.link.connecting import Connector
 from aiorlinf.link.connection import Connection
 from aiorlinf.link.link import LinkState
 from aiorlinf.link.table import LinkTable
+from aiorlinf.rendezvous.tls import TLS_VARIABLES
 from aiorlinf.testing.spawned import spawned_cluster
 from tests.collective.company import Company, company
+from tests.life.certificates import Authority
 
 __all__: list[str] = []
 
-WAYS = {"one host": ("", ""), "two hosts": ("left", "right")}
+WAYS = {"one host": ("", ""), "two hosts": ("left", "right"), "two hosts, TLS": ("left", "right")}
 LIMIT_S = 20.0
 
 
@@ -38,6 +41,13 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]],
             runner.run(coroutine)
 
     return run
+
+
+@pytest.fixture
+def encrypted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if "TLS" in request.getfixturevalue("way"):
+        for name, path in Authority(tmp_path / "authority").files("worker").items():
+            monkeypatch.setenv(TLS_VARIABLES[name], path)
 
 
 def only_from(monkeypatch: pytest.MonkeyPatch, dialler: str, broken: Callable[[Connection], None], times: int) -> list[str]:
@@ -64,6 +74,13 @@ def out_of_time(connection: Connection) -> None:
     raise TimeoutError
 
 
+def politely(connection: Connection) -> None:
+    """As `out_of_time`, but with TLS the other side is told: there is something to read before the end of the stream."""
+    assert connection.transport is not None
+    connection.transport.close()
+    raise TimeoutError
+
+
 async def all_goes_through(made: Company) -> None:
     """Whatever is under way between the two at their first contact."""
     one, other = made.workers
@@ -86,12 +103,16 @@ async def all_goes_through(made: Company) -> None:
         assert worker._table.links_had(link.identity) == 1, "both sides count alike, which resuming relies on"
 
 
+@pytest.mark.usefixtures("encrypted")
+@pytest.mark.parametrize("how", [out_of_time, politely])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dialler", ["w:0", "w:1"])
-def test_who_connects_gives_up_as_he_is_let_in(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, way: str, dialler: str) -> None:
+def test_who_connects_gives_up_as_he_is_let_in(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, way: str, dialler: str, how: Callable[[Connection], None]
+) -> None:
     async def main() -> None:
         async with company(WAYS[way]) as made:
-            met = only_from(monkeypatch, dialler, out_of_time, times=2)
+            met = only_from(monkeypatch, dialler, how, times=2)
             await all_goes_through(made)
             assert met == [dialler] * 2
             await made.check_works()
@@ -118,6 +139,7 @@ def test_the_first_word_is_lost_with_its_connection(run: Callable[..., None], mo
     run(main())
 
 
+@pytest.mark.usefixtures("encrypted")
 @pytest.mark.parametrize("way", WAYS)
 def test_who_connects_is_silent_as_he_is_let_in(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """His loop is blocked there. The other side connects no second time, however long that lasts, and loses nothing."""
