@@ -183,7 +183,7 @@ class ManagerConnection(asyncio.Protocol):
         self._timer = None
         state = self._handshake.state
         if state not in (HandshakeState.DONE, HandshakeState.FAILED):
-            text = f"no {state.value.removeprefix('the ')} of the other side within {self._time_limit_s:g} s"
+            text = f"no {state.value.removeprefix('the ')} of the other side within {self._time_limit_s:.3g} s"
             self.abort(LinkError(text, address=self.remote))
 
 
