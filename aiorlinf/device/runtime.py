@@ -146,6 +146,10 @@ class Runtime(Protocol):
             RuntimeError: it cannot be opened here.
         """
 
+    def let_go(self, memories: list[torch.Tensor]) -> None:
+        """Empty a list of what `open` has opened: the last there is of it. Closing may take long, but it does not wait for what the program
+        has given its own streams."""
+
     def export_event(self, stream: Stream) -> tuple[Event, bytes]:
         """As `record`, for another process. The caller keeps the event until that one is through with it."""
 

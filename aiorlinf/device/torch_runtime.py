@@ -116,6 +116,9 @@ class TorchRuntime:
     def open(self, shared: Shared, index: int) -> torch.Tensor:
         raise RuntimeError(f"memory of {self.kind} devices cannot be shared between processes")
 
+    def let_go(self, memories: list[torch.Tensor]) -> None:
+        memories.clear()
+
     def export_event(self, stream: Stream) -> tuple[Event, bytes]:
         raise RuntimeError(f"events of {self.kind} devices cannot be shared between processes")
 

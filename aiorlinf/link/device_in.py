@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,9 +12,8 @@ import torch
 
 from aiorlinf.backends.cuda_ipc import decode_handles
 from aiorlinf.backends.device_pairs import pair_maker
-from aiorlinf.backends.shm.mapping import let_go
 from aiorlinf.device.openings import IDLE_S, Openings, Use
-from aiorlinf.device.registry import accelerator
+from aiorlinf.device.registry import accelerator, runtime_of
 from aiorlinf.device.turns import INWARD, turns_of
 from aiorlinf.errors import WireError
 from aiorlinf.link.memory import byte_view, fresh_bytes
@@ -78,8 +78,7 @@ class DeviceIn:
         self._landing = landing
         self._lane = lane
         self._turns: set[Turn] = set()
-        # In threads of their own: what waits for the worker's private threads when it closes would be dropped in the loop's.
-        self.openings: Openings = Openings(receiver.home.loop.time, let_go)
+        self.openings: Openings = Openings(receiver.home.loop.time, _let_go)
         self._sweeping: asyncio.TimerHandle | None = None
 
     def start(self, message: Incoming, content: Content, start: Start) -> None:
@@ -251,6 +250,16 @@ class DeviceIn:
         log.info("%s: a payload of %s has to be sent another way: %s", self._receiver.local, self._receiver.remote, error)
         content.tensors = []
         self._receiver.reply(FrameType.AGAIN, message.message_id)
+
+
+def _let_go(memories: list[torch.Tensor]) -> None:
+    """Close them in a thread of their own: what waits for the worker's private threads when it closes would be dropped in the loop's."""
+    runtime = runtime_of(memories[0].device.type)
+    assert runtime is not None  # it has opened them
+    try:
+        threading.Thread(target=runtime.let_go, args=(memories,), name="aiorlinf-close", daemon=True).start()
+    except RuntimeError:  # no more threads can be had
+        runtime.let_go(memories)
 
 
 def _around(content: Content) -> list[int]:

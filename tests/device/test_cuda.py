@@ -53,7 +53,7 @@ class Driver:
         self.broken = False
         self.handle = MALLOC
         self.released = 0
-        self.capturing = False
+        self.current = "the program's stream"
         self.stats: dict[str, Any] = {}
 
     def is_available(self) -> bool:
@@ -83,6 +83,15 @@ class Driver:
 
     def device(self, index: object) -> Any:
         return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def stream(self, stream: str) -> Iterator[None]:
+        self.current, before = stream, self.current
+        yield
+        self.current = before
+
+    def Stream(self, device: int, priority: int) -> str:
+        return f"stream of ours on {device}"
 
     def mem_get_info(self, index: int) -> tuple[int, int]:
         return 1000, 10_000
@@ -153,6 +162,25 @@ def test_memory_that_torch_keeps_for_later_is_free(driver: Driver) -> None:
     assert CudaRuntime().memory(0) == (1000, 10_000)  # nothing is in use yet
     driver.stats = {"reserved_bytes": {"all": {"current": 8000}}, "allocated_bytes": {"all": {"current": 3000}}}
     assert CudaRuntime().memory(0) == (6000, 10_000)
+
+
+def test_closing_waits_for_no_stream_of_the_program(driver: Driver) -> None:
+    """Torch waits for the stream that is current then, and nothing else runs in the process meanwhile."""
+    runtime = CudaRuntime()
+    waited_for = []
+
+    class Memory:
+        def get_device(self) -> int:
+            return 3
+
+        def __del__(self) -> None:
+            waited_for.append(driver.current)
+
+    memories: Any = [Memory(), Memory()]
+    runtime.let_go(memories)
+    assert memories == []
+    assert waited_for == ["stream of ours on 3"] * 2
+    assert driver.current == "the program's stream"
 
 
 def test_an_event_while_another_thread_captures_a_graph(driver: Driver) -> None:

@@ -76,6 +76,9 @@ class CpuRuntime:
     def open(self, shared: Shared, index: int) -> torch.Tensor:
         raise RuntimeError(_NO_SHARING)
 
+    def let_go(self, memories: list[torch.Tensor]) -> None:
+        memories.clear()
+
     def export_event(self, stream: Stream) -> tuple[Event, bytes]:
         return None, b""
 

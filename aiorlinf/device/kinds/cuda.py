@@ -23,6 +23,9 @@ _NO_COUNTER = b"/aiorlinf-no-counter"
 _PIECEWISE = b"e"
 """Second byte of torch's handles of memory that is mapped piece by piece (``expandable_segments:True``)."""
 
+_CLOSING = "closing"
+"""Purpose of a stream of ours."""
+
 _CAPTURING = "capturing"
 """Part of what CUDA says to a thread that asks for anything while another one captures a graph in the mode "global"."""
 
@@ -95,6 +98,14 @@ class CudaRuntime(TorchRuntime):
         with torch.no_grad(), _cuda.device(index):
             storage = make(index, shared.handle, shared.nbytes, shared.at, _NO_COUNTER, 0, b"", False)
             return torch.empty(0, dtype=torch.uint8, device=torch.device("cuda", index)).set_(storage, 0, (shared.nbytes,), (1,))
+
+    def let_go(self, memories: list[torch.Tensor]) -> None:
+        # Torch waits then for the stream that is current in this thread, and lets no other thread run Python meanwhile. In a new thread
+        # that would be the default stream, with all that the program has given it. Nothing is ever given this one.
+        while memories:
+            memory = memories.pop()
+            with _cuda.stream(self.side_stream(memory.get_device(), _CLOSING)):
+                del memory
 
     def export_event(self, stream: Stream) -> tuple[Event, bytes]:
         event = _cuda.Event(interprocess=True)

@@ -458,6 +458,9 @@ class FakeAccelerator:
         if _in_loop() and not self.limbo:
             self._object("memory of another process is closed in the thread of a loop, which waits for the device")
 
+    def let_go(self, memories: list[torch.Tensor]) -> None:
+        memories.clear()
+
     def export_event(self, stream: FakeStream) -> tuple[FakeEvent, bytes]:
         flag = Flag() if self._between else None
         event = self._record(stream, flag)
