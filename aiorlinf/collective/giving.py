@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aiorlinf.errors import UnsupportedObject, UsageError
-from aiorlinf.link.outgoing import GIVEN_AWAY
+from aiorlinf.link.host_memory import GivenLeaf, Root
+from aiorlinf.link.outgoing import GIVEN_AWAY, Kept
 from aiorlinf.wire.inline import pack_inline
-from aiorlinf.wire.leaves import Device, Leaf, LeafSpec, tensor_over
+from aiorlinf.wire.leaves import Device, Leaf
 from aiorlinf.wire.tree import flatten
 
 if TYPE_CHECKING:
@@ -60,39 +61,42 @@ class Gift:
 
     def give(self, out: Outgoing) -> None:
         """Empty the handles: the message is accepted."""
-        moved: list[tuple[torch.Tensor, torch.Tensor]] = []
+        moved: list[tuple[torch.Tensor, Kept]] = []
         owned: dict[int, Region] = {}
-        # As a context: what is made here must be usable outside of an inference mode that the caller may be in.
-        with torch.inference_mode(False), torch.no_grad():
-            for index, leaf, made in self._given:
-                tensor = leaf.tensor
-                assert tensor is not None
-                memory, alone = self._empty(tensor, leaf.spec, made)
-                setattr(tensor, GIVEN_AWAY, True)
-                moved.append((tensor, memory))
-                if out.flat is None:
-                    continue  # its bytes have been copied already
+        for index, leaf, made in self._given:
+            tensor = leaf.tensor
+            assert tensor is not None
+            root = Root(self._memory, made, leaf.spec)
+            if tensor.requires_grad or torch.is_inference_mode_enabled():
+                with torch.inference_mode(False), torch.no_grad():
+                    memory = _empty(tensor, root)
+            else:
+                memory = _empty(tensor, root)
+            setattr(tensor, GIVEN_AWAY, True)
+            moved.append((tensor, root if memory is None else memory))
+            if out.flat is None:
+                continue  # its bytes have been copied already
+            if memory is None:
+                owned[index] = made.region
+                out.flat.leaves[index] = GivenLeaf(leaf.spec, root)
+            else:
                 out.flat.leaves[index] = Leaf(leaf.spec, memory, memory, None)
-                if alone:
-                    owned[index] = made.region
         out.moved = moved
         out.owned = owned
         if out.flat is not None:
             out.versions = out.flat.versions()  # emptying the handles counted as a write
 
-    def _empty(self, tensor: torch.Tensor, spec: LeafSpec, made: Made) -> tuple[torch.Tensor, bool]:
-        """Empty a handle; another one on its memory, and whether nobody else looks at that."""
-        plain = LeafSpec(spec.nbytes, spec.dtype, spec.shape)
-        memory, token = self._memory.another(made, plain)
-        tensor.set_()  # type: ignore[call-overload]  # the stubs miss the form without arguments
-        other = made.root_besides(token)
-        if other is None:
-            return memory, True
-        # A detached tensor shares its version counter with the views, so that writing to one during the copy is noticed.
-        tensor.set_(tensor_over(other, plain))  # type: ignore[call-overload]
-        memory = tensor.detach()
-        tensor.set_()  # type: ignore[call-overload]
-        return memory, False
+
+def _empty(tensor: torch.Tensor, root: Root) -> torch.Tensor | None:
+    """Empty a handle; None if nobody looks at its memory now, else another handle on that."""
+    tensor.set_()  # type: ignore[call-overload]  # the stubs miss the form without arguments
+    if root.alone:
+        return None
+    # A detached tensor shares its version counter with the views, so that writing to one during the copy is noticed.
+    tensor.set_(root.tensor())  # type: ignore[call-overload]
+    memory = tensor.detach()
+    tensor.set_()  # type: ignore[call-overload]
+    return memory
 
 
 def encode_giving(obj: Any, memory: HostMemory, limit: int, allow_pickle: bool) -> tuple[bytes | Flat, Gift | None]:

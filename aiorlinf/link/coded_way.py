@@ -127,6 +127,9 @@ class CodedWay:
         finally:
             self._stats.worked(time.perf_counter() - start)
 
+    def place(self, out: Outgoing, ahead: bool) -> bytes | None:
+        return None
+
     def begin_at_once(self, out: Outgoing) -> bool:
         return False
 

@@ -72,6 +72,7 @@ class FrameWriter(Protocol):
     max_frame_bytes: int
 
     def send(self, data: bytes) -> None: ...
+    def send_now(self, data: bytes) -> None: ...
     def answer(self, data: bytes) -> None: ...
     def hold(self) -> None: ...
     def flush(self) -> None: ...
@@ -441,6 +442,14 @@ class Connection(asyncio.BufferedProtocol):
                 transport.write(data)
             return
         self._queue(data)
+
+    def send_now(self, data: bytes) -> None:
+        """As `send`, but it does not wait for others of this turn."""
+        if self._fresh:
+            self.send(data)
+        else:
+            self._queue(data)
+            self._flush()
 
     def _write(self, data: bytes | memoryview, *, lent: bool = False) -> None:
         """Write at once; with a ledger also to a socket that is broken, for the next one to bring."""

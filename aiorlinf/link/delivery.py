@@ -13,7 +13,7 @@ from aiorlinf.link.memory import Copy, byte_tensor, copy_bytes
 from aiorlinf.link.parcel import Parcel, cannot_rebuild, encode_parcel
 from aiorlinf.link.staging import Landing
 from aiorlinf.wire.inline import decode_inline
-from aiorlinf.wire.tree import rebuild
+from aiorlinf.wire.tree import assemble, rebuild
 
 if TYPE_CHECKING:
     from aiorlinf.address import Identity
@@ -136,6 +136,8 @@ class Delivery:
     def _rebuild(self, message: Incoming, tensors: list[torch.Tensor] | None) -> Any:
         content = message.content
         if content is not None and content.manifest is not None:
+            if tensors is None and content.stores is not None:
+                return assemble(content.manifest, content.stores, allow_pickle=self.allow_pickle)
             return rebuild(content.manifest, tensors or content.tensors, allow_pickle=self.allow_pickle)
         return decode_inline(memoryview(message.body or b""), allow_pickle=self.allow_pickle)
 

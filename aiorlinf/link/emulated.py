@@ -97,6 +97,10 @@ class EmulatedConnection:
         """As `Connection.send`."""
         self._put(data, len(data) if data[4] in _CHARGED else 0)
 
+    def send_now(self, data: bytes) -> None:
+        """As `send`."""
+        self.send(data)
+
     def answer(self, data: bytes) -> None:
         """As `send`."""
         self.send(data)

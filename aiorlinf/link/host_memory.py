@@ -7,10 +7,13 @@ import logging
 import math
 import os
 import secrets
+import sys
 import weakref
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from aiorlinf.address import Identity
@@ -24,19 +27,21 @@ from aiorlinf.link.loan import Keeper
 from aiorlinf.link.shared import SharedOut
 from aiorlinf.link.shared_in import SharedIn
 from aiorlinf.wire.dtypes import NAMES
-from aiorlinf.wire.leaves import LeafSpec, tensor_over
+from aiorlinf.wire.leaves import Leaf, LeafSpec, tensor_over
+from aiorlinf.wire.shown import shown
 
 if TYPE_CHECKING:
     from aiorlinf.link.link import Link
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["HostMemory", "Made"]
+__all__ = ["GivenLeaf", "HostMemory", "Made", "Root"]
 
 log: logging.Logger = logging.getLogger("aiorlinf.link")
 
 EARLY_SECONDS = 30.0
 """A peer that connects to pass descriptors has a link here by then, or never."""
 
+_spec = lru_cache(maxsize=64)(LeafSpec)  # a program makes many tensors of few shapes
 _EARLY_LIMIT = 256
 _WARN_SECONDS = 0.5
 
@@ -47,7 +52,7 @@ class Made:
     Attributes:
         region: it fills this.
         handle: the tensor that `empty` returned.
-        roots: the arrays over the memory, by number. All that looks at the memory here refers to one of them.
+        roots: numbers of the `Root`s there are.
     """
 
     __slots__ = ("handle", "region", "roots")
@@ -55,7 +60,7 @@ class Made:
     def __init__(self, region: Region) -> None:
         self.region: Region = region
         self.handle: weakref.ref[torch.Tensor] | None = None
-        self.roots: dict[int, weakref.ref[Any]] = {}
+        self.roots: set[int] = set()
 
     def is_handle(self, tensor: torch.Tensor) -> bool:
         """The tensor stands for the memory: it is the one that was made, or a Parameter of all of it."""
@@ -63,20 +68,91 @@ class Made:
             return False
         return (self.handle is not None and self.handle() is tensor) or type(tensor) is torch.nn.Parameter
 
-    def root_besides(self, token: int) -> Any:
-        """An array over the memory that something here looks at, other than this one; None if there is none."""
-        others = [reference() for other, reference in list(self.roots.items()) if other != token]
-        return next((root for root in others if root is not None), None)
+
+class Root:
+    """That somebody here may look at memory made with `empty`: all that looks at it refers to one of these. The memory is free when the
+    last one is gone. Any thread.
+
+    A message that was given the memory holds one without looking at it.
+
+    Args:
+        spec: of the tensors over it; its flags do not count.
+    """
+
+    __slots__ = ("_made", "_memory", "_number", "_segment", "_spec")
+
+    def __init__(self, memory: HostMemory, made: Made, spec: LeafSpec) -> None:
+        self._memory = memory
+        self._made = made
+        self._spec = spec
+        self._segment = made.region.segment  # whose mapping ends with its last reference
+        self._number = number = next(memory.root_numbers)
+        made.roots.add(number)
+
+    @property
+    def alone(self) -> bool:
+        """There is no other one."""
+        return len(self._made.roots) == 1
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """For NumPy, whose arrays then refer to this object."""
+        region = self._made.region
+        return {"version": 3, "shape": (region.size,), "typestr": "|u1", "data": (self._segment.address + region.offset, False)}
+
+    def tensor(self) -> torch.Tensor:
+        """A new tensor over the memory; of an inference mode that the caller may be in it shows nothing."""
+        spec = self._spec
+        if spec.flags:
+            spec = LeafSpec(spec.nbytes, spec.dtype, spec.shape)
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return tensor_over(np.asarray(self), spec)
+        return tensor_over(np.asarray(self), spec)
+
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _ending():
+            self._memory._root_gone(self._made, self._number)
+
+
+class GivenLeaf(Leaf):
+    """A leaf whose memory was given to its message, and at which nobody here looks unless it has to be copied after all."""
+
+    __slots__ = ("_root",)
+
+    def __init__(self, spec: LeafSpec, root: Root) -> None:
+        super().__init__(spec, None, None, None)
+        self._root = root
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """See `Leaf.memory`."""
+        memory = self._memory
+        if memory is None:
+            memory = self._memory = self._root.tensor()
+        return memory
+
+    @property
+    def raw(self) -> memoryview | None:
+        """See `Leaf.raw`."""
+        if self._raw is None:
+            self._raw = shown(self.memory)
+        return self._raw
+
+    def tobytes(self) -> bytes:
+        """See `Leaf.tobytes`."""
+        return bytes(self.raw or b"")
 
 
 class HostMemory:
-    """See the module. Home thread only, but for `made` and `another`.
+    """See the module. Home thread only, but for `made`.
 
     Attributes:
         problem: why this worker cannot share memory, None if it can.
         arena: the memory of its sends.
         used: `empty` has been called.
         keeper: of peers' segments that messages are passed on in.
+        root_numbers: for each `Root` another one.
     """
 
     def __init__(
@@ -94,7 +170,7 @@ class HostMemory:
         self._listener: DescriptorListener | None = None
         self._early: dict[DescriptorReader, tuple[str, int]] = {}
         self._made: dict[int, Made] = {}
-        self._tokens = itertools.count()
+        self.root_numbers = itertools.count()
         if self.problem is None:
             try:
                 self._listener = DescriptorListener(home.loop, self._key, self._attach, self._cut_off)
@@ -186,41 +262,40 @@ class HostMemory:
         if any(size < 0 for size in shape):
             raise UsageError(f"{shape} is not the shape of a tensor")
         nbytes = math.prod(shape) * dtype.itemsize
-        with torch.inference_mode(False):  # its handle must be emptied when it is sent, and that in any mode
-            region = None
-            if self.problem is None and nbytes:
-                region = self.arena.take(nbytes) or self.arena.make_now(nbytes)
-            if region is None:
+        region = None
+        if self.problem is None and nbytes:
+            region = self.arena.take(nbytes) or self.arena.make_now(nbytes)
+        if region is None:
+            with torch.inference_mode(False):  # as those of `Root`
                 return torch.empty(shape, dtype=dtype, device="cpu")
-            self.used = True
-            made = self._made[region.segment.address + region.offset] = Made(region)
-            tensor, _ = self.another(made, LeafSpec(nbytes, name, shape))
-            made.handle = weakref.ref(tensor)
-            return tensor
+        self.used = True
+        made = self._made[region.segment.address + region.offset] = Made(region)
+        tensor = Root(self, made, _spec(nbytes, name, shape)).tensor()
+        made.handle = weakref.ref(tensor)
+        return tensor
 
     def made(self, tensor: torch.Tensor) -> Made | None:
         """The memory that this tensor stands for, if it was made by `empty`. Any thread."""
         made = self._made.get(tensor.data_ptr())
         return made if made is not None and made.is_handle(tensor) else None
 
-    def another(self, made: Made, spec: LeafSpec) -> tuple[torch.Tensor, int]:
-        """A new tensor over the memory, and the number of its root. The memory is free when the last root is gone. Any thread."""
-        region = made.region
-        root = region.segment.view(region.offset, region.size)
-        token = next(self._tokens)
-        made.roots[token] = weakref.ref(root)
-        finalizer = weakref.finalize(root, self._root_gone, region.segment.address + region.offset, made, token)
-        finalizer.atexit = False
-        return tensor_over(root, spec), token
-
-    def _root_gone(self, address: int, made: Made, token: int) -> None:
+    def _root_gone(self, made: Made, number: int) -> None:
         """Called in whatever thread let go of it."""
-        made.roots.pop(token, None)
+        roots = made.roots
+        roots.discard(number)
+        if roots:
+            return
         # A new root is entered before the last one is gone, so none means that there will be none. `pop` makes it happen once.
-        if not made.roots and self._made.get(address) is made and self._made.pop(address, None) is made:
+        region = made.region
+        address = region.segment.address + region.offset
+        if self._made.get(address) is made and self._made.pop(address, None) is made:
+            home = self.home
             try:
-                self.home.call_soon(self.arena.release, made.region)
-            except AiorlinfError:  # the loop is gone, and the arena with it
+                if home.on_home():
+                    home.loop.call_soon(self.arena.release, region)  # not now: it may be the garbage collector in the middle of anything
+                else:
+                    home.call_soon(self.arena.release, region)
+            except (AiorlinfError, RuntimeError):  # the loop is gone, and the arena with it
                 pass
 
     def stats(self) -> ArenaStats:

@@ -69,6 +69,11 @@ class Receive(StreamOrdered):
         self.receiver: Any = None
 
     @property
+    def takes_stores(self) -> bool:
+        """It makes an object of the payload, over its memory in this process."""
+        return not self.opaque and self.tensor_out is None
+
+    @property
     def operation(self) -> str:
         """The public call."""
         if self.opaque:
@@ -141,7 +146,8 @@ class Content:
         head: the same as the sender made it.
         spec: description of a `send_tensor` payload.
         total: payload bytes.
-        tensors: memory of the leaves, one-dimensional uint8, once the payload has started.
+        tensors: memory of the leaves, one-dimensional uint8, once the payload has started; made of `stores` if those are set.
+        stores: the same as NumPy arrays, for who makes the object of them at once; None: there are none.
         held: what the tensors lie in, if that is memory of a peer that can be lent on.
         direct: the payload goes into the receive's own buffer.
         borrowed: that receive was cancelled while a lane still writes into its buffer.
@@ -157,6 +163,7 @@ class Content:
     """
 
     __slots__ = (
+        "_tensors",
         "asked",
         "attempt",
         "begun",
@@ -173,7 +180,7 @@ class Content:
         "relieved",
         "sink",
         "spec",
-        "tensors",
+        "stores",
         "total",
     )
 
@@ -182,7 +189,8 @@ class Content:
         self.head: bytes = b""
         self.spec: LeafSpec | None = spec
         self.total: int = total
-        self.tensors: list[torch.Tensor] = []
+        self._tensors: list[torch.Tensor] = []
+        self.stores: list[Any] | None = None
         self.held: Held | None = None
         self.direct: bool = False
         self.borrowed: bool = False
@@ -197,9 +205,21 @@ class Content:
         self.relieved: int = 0
         self.refused: bool = False
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """See the class."""
+        stores = self.stores
+        if stores is not None:
+            self._tensors, self.stores = [torch.from_numpy(store) for store in stores], None
+        return self._tensors
+
+    @tensors.setter
+    def tensors(self, tensors: list[torch.Tensor]) -> None:
+        self._tensors, self.stores = tensors, None
+
     def sizes(self) -> list[int]:
         """Bytes of each leaf."""
-        return [self.total] if self.manifest is None else [spec.nbytes for spec in self.manifest.specs]
+        return [self.total] if self.manifest is None else self.manifest.sizes
 
     def allocate(self, pool: TensorBufferPool | None) -> None:
         """Memory for every leaf."""

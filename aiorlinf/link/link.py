@@ -239,6 +239,17 @@ class Link:
     def on_frame(self, kind: int, flags: int, key: int, body: memoryview) -> None:
         if kind == FrameType.CREDIT:
             self.sender.on_credit(key)
+        elif kind == FrameType.ACCEPTED:
+            self.sender.on_accepted(key)
+            if flags & Flag.RELIEVED:
+                # The peer saw tensors waiting both ways; so did the message that it waits for itself.
+                self.receiver.lockout.relieve()
+        elif kind == FrameType.PLACED:
+            self.receiver.on_placed(key, flags, body)
+        elif kind == FrameType.RELEASE:
+            if self.shared_out is None:
+                raise WireError("shared memory is released that this side has not got")
+            self.shared_out.on_release(body, bool(flags & Flag.ABANDONED))
         elif kind == FrameType.OPEN:
             self.receiver.on_open(key, flags, body)
         elif kind == FrameType.START:
@@ -247,21 +258,12 @@ class Link:
             self.receiver.payloads.on_end(key, flags, body)
         elif kind == FrameType.GO:
             self.sender.on_go(key)
-        elif kind == FrameType.ACCEPTED:
-            self.sender.on_accepted(key)
-            if flags & Flag.RELIEVED:
-                # The peer saw tensors waiting both ways; so did the message that it waits for itself.
-                self.receiver.lockout.relieve()
         elif kind == FrameType.REFUSED:
             self.sender.on_refused(key, body)
         elif kind == FrameType.FLOW:
             self.sender.on_flow(key)
         elif kind == FrameType.AGAIN:
             self.sender.on_again(key)
-        elif kind == FrameType.RELEASE:
-            if self.shared_out is None:
-                raise WireError("shared memory is released that this side has not got")
-            self.shared_out.on_release(body, bool(flags & Flag.ABANDONED))
         elif kind == FrameType.DROP:
             if self.receiver.shared is not None:
                 self.receiver.shared.drop(key)

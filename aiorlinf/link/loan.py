@@ -13,6 +13,7 @@ Whoever gets a memory file can read all of it, and with it messages to others. A
 from __future__ import annotations
 
 import resource
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -68,8 +69,9 @@ class Part:
         hold = self.hold
         return {"version": 3, "shape": (hold.size,), "typestr": "|u1", "data": (self._segment.address + hold.place[1], False)}
 
-    def __del__(self) -> None:
-        self._gone(self.hold)
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _ending():
+            self._gone(self.hold)
 
 
 class Loan:

@@ -38,6 +38,10 @@ class Loopback:
             self._out.append(data)
             self._schedule()
 
+    def send_now(self, data: bytes) -> None:
+        """As `send`."""
+        self.send(data)
+
     def answer(self, data: bytes) -> None:
         """As `send`."""
         self.send(data)

@@ -78,6 +78,14 @@ class Mailbox:
         self._settle(key, stream)
         return None
 
+    def plain_waits(self, key: int) -> bool:
+        """`waiting_plain` would find one."""
+        stream = self._streams.get(key)
+        if stream is None or not stream.posted:
+            return False
+        receive = stream.posted[0]
+        return type(receive) is Receive and not receive.cancelled and receive.tensor_out is None
+
     def waiting_plain(self, key: int) -> Receive | None:
         """As `waiting`, if the first of them is a plain `recv`: the common case, kept short."""
         stream = self._streams.get(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -22,10 +22,21 @@ if TYPE_CHECKING:
     from aiorlinf.wire.leaves import Leaf
     from aiorlinf.work.base import AsyncWork
 
-__all__ = ["GIVEN_AWAY", "Outgoing", "State", "goes_around", "put_back"]
+__all__ = ["GIVEN_AWAY", "Kept", "Outgoing", "State", "goes_around", "put_back"]
 
 GIVEN_AWAY = "_aiorlinf_given_away"
 """Attribute of tensors whose memory was given away (`collective.giving`)."""
+
+
+class _Root(Protocol):
+    """Of memory at which nobody looks (`link.host_memory.Root`)."""
+
+    def tensor(self) -> torch.Tensor:
+        """A tensor over it."""
+
+
+Kept = _Root | torch.Tensor
+"""What holds the memory of a tensor that was given away."""
 
 
 class State:
@@ -61,7 +72,7 @@ class Outgoing(StreamOrdered):
         in_shared: where in shared memory it was handed over, None if it was not.
         owned: leaves that are in shared memory already, by index: their regions.
         held: all of it lies in shared memory of a peer already, None if it does not.
-        moved: tensors that were given away by this send, with a second handle on their memory.
+        moved: tensors that were given away by this send, with what holds their memory: a second handle, or a root.
         versions: version counters of the tensors at the call.
         attempt: how often the payload was started; chunks of an earlier attempt are dropped.
         withdrawn: cancelled, but a transfer that cannot be recalled still uses the memory.
@@ -146,7 +157,7 @@ class Outgoing(StreamOrdered):
         self.in_shared: Placement | None = None
         self.owned: dict[int, Any] = {}
         self.held: Held | None = None
-        self.moved: list[tuple[Any, Any]] = []
+        self.moved: list[tuple[torch.Tensor, Kept]] = []
         self.sender: Any = None
         self.tried: list[bool] | None = None
         self.source: Source | None = None
@@ -227,11 +238,12 @@ class Outgoing(StreamOrdered):
         return pieces
 
 
-def put_back(moved: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def put_back(moved: list[tuple[torch.Tensor, Kept]]) -> None:
     """Give tensors that were given away their memory back."""
     for tensor, memory in moved:
-        with torch.no_grad():
-            tensor.set_(memory)  # type: ignore[call-overload]  # the stubs miss this form
+        with torch.inference_mode(False), torch.no_grad():
+            # The stubs miss this form.
+            tensor.set_(memory if isinstance(memory, torch.Tensor) else memory.tensor())  # type: ignore[call-overload]
         delattr(tensor, GIVEN_AWAY)
 
 

@@ -84,20 +84,9 @@ class Payloads:
         if message is None:
             raise WireError(f"the payload of an unknown message {message_id} begins")
         start = Start.decode(body)
-        if owner.trace is not None:
-            owner.trace.coming(message, start.via)
-        content = message.content
-        assert content is not None
-        if flags & Flag.CHARGED and not content.attempt:
-            message.charged = content.total + FRAME_COST
-            owner.window.arrive(message.charged)
-            if content.refused:
-                owner.consume(message)
-        content.attempt += 1
-        content.ended = False
-        content.lane_pending = False
+        content = self._begin(message, flags, start.via)
         if start.via == Via.SHM:
-            self._start_shared(message, content, start)
+            self._start_shared(message, content, memoryview(start.place))
             return
         if start.via in (Via.IPC, Via.NCCL):
             if owner.devices is None:
@@ -123,6 +112,28 @@ class Payloads:
         if around:
             self._start_lane(message, content, start)
 
+    def on_placed(self, message_id: int, flags: int, place: memoryview) -> None:
+        """The payload was placed in memory of the peer before the message was announced, and that was just now."""
+        message = self._owner.opened[message_id]
+        self._start_shared(message, self._begin(message, flags, Via.SHM), place)
+        self.on_end(message_id, 0, memoryview(b""))
+
+    def _begin(self, message: Incoming, flags: int, via: int) -> Content:
+        owner = self._owner
+        if owner.trace is not None:
+            owner.trace.coming(message, via)
+        content = message.content
+        assert content is not None
+        if flags & Flag.CHARGED and not content.attempt:
+            message.charged = content.total + FRAME_COST
+            owner.window.arrive(message.charged)
+            if content.refused:
+                owner.consume(message)
+        content.attempt += 1
+        content.ended = False
+        content.lane_pending = False
+        return content
+
     def _allocate(self, message: Incoming, content: Content) -> bool:
         """Memory for the payload. False: there is none, and the message is refused."""
         owner = self._owner
@@ -143,16 +154,22 @@ class Payloads:
             return False
         return True
 
-    def _start_shared(self, message: Incoming, content: Content, start: Start) -> None:
+    def _start_shared(self, message: Incoming, content: Content, place: memoryview) -> None:
         """The payload is there already, in memory of the peer."""
         owner = self._owner
         shared = owner.shared
-        place = memoryview(start.place)
         if shared is None:
             raise WireError("a payload in shared memory, but this side has none")
         if content.refused:
             shared.refuse(place, content.sizes())
             return
+        if message.receive is not None and message.receive.takes_stores:
+            content.stores = shared.stores(content.sizes(), place)
+            if content.stores is not None:
+                content.direct = False
+                content.sink = Sink([])
+                self.check_complete(message, content)
+                return
         attempt = content.attempt
         content.lane_pending = True
 

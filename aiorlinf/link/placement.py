@@ -1,4 +1,4 @@
-"""Where the leaves of one message lie in shared memory, and how START says so. Pure.
+"""Where the leaves of one message lie in shared memory, and how its frame (START, PLACED) says so. Pure.
 
 The leaves are packed into one region, one after the other, each at a multiple of 64 bytes; those that were in shared memory before the
 send (made with `empty`) stay where they are.
@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from aiorlinf.backends.shm.regions import ALIGNMENT, align
+from aiorlinf.backends.shm.regions import ALIGNMENT
 from aiorlinf.errors import WireError
 
 if TYPE_CHECKING:
@@ -22,16 +22,24 @@ PLACE = struct.Struct("<IQ")
 """Segment number, offset."""
 
 _ITEM = struct.Struct("<IIQ")
+_PLACE_SIZE = PLACE.size
+_ITEM_SIZE = _ITEM.size
+_NO_PLACE = PLACE.pack(0, 0)
 
 Place = tuple[int, int]
 """Segment number and offset."""
 
 
+_ROUND = ALIGNMENT - 1
+
+
 def offsets(sizes: Sequence[int]) -> list[int]:
     """Where leaves of these sizes lie in their region, and at the end the size of that region."""
+    end = 0
     found = [0]
     for size in sizes:
-        found.append(found[-1] + align(size))
+        end += (size + _ROUND) & ~_ROUND  # `align`, in line: it is done for each leaf of each message
+        found.append(end)
     return found
 
 
@@ -81,11 +89,7 @@ class Placement:
 
     def regions(self) -> list[Lendable]:
         """All regions of the message."""
-        return [*([self.region] if self.region is not None else []), *self.owned.values()]
-
-    def place_of(self, region: Lendable) -> Place:
-        """As the peer knows it."""
-        return self.names[region.segment.number], region.offset
+        return [*self.owned.values()] if self.region is None else [self.region, *self.owned.values()]
 
     def let_go(self) -> None:
         """Refer to the parts themselves no more: of those that are given back one by one, none may keep another."""
@@ -93,11 +97,12 @@ class Placement:
         self.owned = {}
 
     def encode(self) -> bytes:
-        """For the START frame, once `names` is filled in."""
-        region = self.region
-        parts = [PLACE.pack(0, 0) if region is None else PLACE.pack(*self.place_of(region))]
-        parts += [_ITEM.pack(index, *self.place_of(owned)) for index, owned in self.owned.items()]
-        return b"".join(parts)
+        """For the frame that says it (START, PLACED), once `names` is filled in."""
+        region, names = self.region, self.names
+        told = _NO_PLACE if region is None else PLACE.pack(names[region.segment.number], region.offset)
+        if not self.owned:
+            return told
+        return told + b"".join([_ITEM.pack(index, names[owned.segment.number], owned.offset) for index, owned in self.owned.items()])
 
 
 def decode_places(body: memoryview, sizes: Sequence[int]) -> tuple[Place | None, dict[int, Place]]:
@@ -106,14 +111,17 @@ def decode_places(body: memoryview, sizes: Sequence[int]) -> tuple[Place | None,
     Raises:
         WireError: malformed.
     """
-    if len(body) < PLACE.size or (len(body) - PLACE.size) % _ITEM.size:
+    more = len(body) - _PLACE_SIZE
+    if more < 0 or more % _ITEM_SIZE:
         raise WireError("a malformed place in shared memory")
+    count = len(sizes)
     owned: dict[int, Place] = {}
-    for index, number, offset in _ITEM.iter_unpack(body[PLACE.size :]):
-        if index >= len(sizes) or index in owned or not number or offset % ALIGNMENT or not sizes[index]:
-            raise WireError(f"a wrong place for leaf {index} of {len(sizes)}: segment {number}, offset {offset}")
+    for index, number, offset in _ITEM.iter_unpack(body[_PLACE_SIZE:]) if more else ():
+        if index >= count or index in owned or not number or offset % ALIGNMENT or not sizes[index]:
+            raise WireError(f"a wrong place for leaf {index} of {count}: segment {number}, offset {offset}")
         owned[index] = (number, offset)
     number, offset = PLACE.unpack_from(body)
-    if bool(number) != any(size for index, size in enumerate(sizes) if index not in owned) or offset % ALIGNMENT:
-        raise WireError(f"a wrong place for {len(sizes)} leaves: segment {number}, offset {offset}")
+    packs = any(sizes) if not owned else len(owned) < count and any(size for index, size in enumerate(sizes) if index not in owned)
+    if bool(number) != packs or offset % ALIGNMENT:
+        raise WireError(f"a wrong place for {count} leaves: segment {number}, offset {offset}")
     return ((number, offset) if number else None), owned

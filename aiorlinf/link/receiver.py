@@ -22,11 +22,12 @@ from aiorlinf.link.payloads import Payloads, ReceiveLane
 from aiorlinf.link.returns import Returns
 from aiorlinf.link.shared_in import SharedIn
 from aiorlinf.link.window import FRAME_COST, ReceiveWindow
-from aiorlinf.wire.frames import MESSAGE_ID, OPEN_PREFIX, Flag, FrameType, frame
+from aiorlinf.wire.frames import MESSAGE_ID, OPEN_PREFIX, PLACED_PREFIX, Flag, FrameType, frame
 from aiorlinf.wire.inline import decode_inline
 from aiorlinf.wire.leaves import read_spec
-from aiorlinf.wire.manifest import Limits, decode_manifest
+from aiorlinf.wire.manifest import Limits, known_manifest
 from aiorlinf.wire.tensor_header import check_tensor_fits, decode_tensor_spec, describe_spec, describe_tensor
+from aiorlinf.wire.tree import assemble
 from aiorlinf.work.base import AsyncWork
 from aiorlinf.work.finished import arrived
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from aiorlinf.link.link_coding import LinkCoding
     from aiorlinf.link.parcel import Parcel
     from aiorlinf.link.tracing import LinkTrace
+    from aiorlinf.wire.manifest import Manifest
     from aiorlinf.work.home import LoopHome
 
 __all__ = ["Receiver"]
@@ -51,6 +53,9 @@ _OPENED_LIMIT = 1 << 16
 _MAX_TOTAL = (1 << 64) - 1
 _LARGE_BYTES = 1 << 30
 """Only from this size on it is worth asking how much memory there is."""
+
+_QUICK_HEAD_BYTES = 64 * 1024
+"""A longer description is looked at for longer, and perhaps in a private thread."""
 
 
 class Receiver:
@@ -102,6 +107,7 @@ class Receiver:
         self.allow_pickle: bool = config.allow_pickle
         self.delivery.allow_pickle = config.allow_pickle
         self._max_message_bytes = config.max_message_bytes
+        self._quick_bytes = min(config.max_message_bytes, _LARGE_BYTES)
         # What is too large is refused, for itself (`_too_large`); it is not malformed.
         self._limits = Limits(max_manifest_bytes=config.max_manifest_bytes, max_message_bytes=_MAX_TOTAL)
 
@@ -238,10 +244,69 @@ class Receiver:
 
     def on_open(self, key: int, flags: int, body: memoryview) -> None:
         """A larger message is announced."""
-        self.messages += 1
         if len(body) < OPEN_PREFIX.size:
             raise WireError("an OPEN frame is cut short")
         message_id, total = OPEN_PREFIX.unpack_from(body)
+        self._announced(key, flags, message_id, total, bytes(body[OPEN_PREFIX.size :]))
+
+    def on_placed(self, key: int, flags: int, body: memoryview) -> None:
+        """A larger message is here, all of it: its payload lies in memory of the peer."""
+        size = PLACED_PREFIX.size
+        if len(body) < size:
+            raise WireError("a PLACED frame is cut short")
+        message_id, total, place_size = PLACED_PREFIX.unpack_from(body)
+        end = size + place_size
+        if end > len(body):
+            raise WireError("a PLACED frame ends before its place does")
+        place, head = body[size:end], bytes(body[end:])
+        if not self._pass_placed(key, flags, message_id, total, place, head):
+            self._announced(key, flags | Flag.BEGUN, message_id, total, head)
+            self.payloads.on_placed(message_id, flags, place)
+
+    def _pass_placed(self, key: int, flags: int, message_id: int, total: int, place: memoryview, head: bytes) -> bool:
+        """The common case in one go: a plain `recv` waits for it, and nothing is out of the ordinary. False: it is."""
+        shared = self.shared
+        if shared is None or self.trace is not None or flags & ~Flag.CHARGED != Flag.WANT_REPLY or message_id in self.opened:
+            return False
+        if total > self._quick_bytes or len(head) > _QUICK_HEAD_BYTES or not self.mailbox.plain_waits(key):
+            return False
+        manifest = self._manifest(head, total)
+        if manifest.spliced or manifest.on_devices:
+            return False
+        stores = shared.stores(manifest.sizes, place)
+        if stores is None:
+            return False
+        urgent = bool(flags & Flag.CHARGED) and self.window.pass_through(total + FRAME_COST)
+        receive = self.mailbox.waiting_plain(key)
+        assert receive is not None
+        self.messages += 1
+        self.payload_bytes += total
+        receive.order = next(self.mailbox.orders)
+        try:
+            value = assemble(manifest, stores, allow_pickle=self.allow_pickle)
+        except BaseException as error:  # as in ready
+            failure = self.delivery.undecodable(error, receive)
+            self._flowing.discard(key)
+            self.reply(FrameType.REFUSED, message_id, orjson.dumps(undecodable_fact(failure)))
+            receive.fail(failure)
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            return True
+        self.reply(FrameType.ACCEPTED, message_id)
+        if key not in self._flowing:
+            self._flow(key)
+        if urgent:
+            self._report()
+        elif not self._report_scheduled:
+            self._report_later()
+        work = receive.work
+        receive.work = None
+        if work is not None:
+            work._finish(value)
+        return True
+
+    def _announced(self, key: int, flags: int, message_id: int, total: int, head: bytes) -> None:
+        self.messages += 1
         if message_id in self.opened or len(self.opened) >= _OPENED_LIMIT:
             raise WireError(f"message {message_id} is opened twice, or too many are open ({len(self.opened)})")
         self.payload_bytes += total
@@ -250,7 +315,7 @@ class Receiver:
         )
         if self.trace is not None:
             self.trace.came(self.messages, total, key, message.order)
-        message.content = self._describe(flags, bytes(body[OPEN_PREFIX.size :]), total)
+        message.content = self._describe(flags, head, total)
         message.content.begun = bool(flags & Flag.BEGUN)
         self.opened[message_id] = message
         receive = self.mailbox.waiting(key)
@@ -282,12 +347,15 @@ class Receiver:
             return Content(None, spec, total)
         if flags & Flag.INLINE:
             return Content(None, None, total)
-        manifest = decode_manifest(head, limits=self._limits)
-        if manifest.payload_bytes != total:
-            raise WireError(f"leaves of {manifest.payload_bytes} bytes are announced as {total}")
-        content = Content(manifest, None, total)
+        content = Content(self._manifest(head, total), None, total)
         content.head = head
         return content
+
+    def _manifest(self, head: bytes, total: int) -> Manifest:
+        manifest = known_manifest(head, self._limits)
+        if manifest.payload_bytes != total:
+            raise WireError(f"leaves of {manifest.payload_bytes} bytes are announced as {total}")
+        return manifest
 
     def keep(self, message: Incoming) -> None:
         """Nobody waits for it yet."""

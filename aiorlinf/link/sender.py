@@ -28,7 +28,7 @@ from aiorlinf.link.outgoing import Outgoing, State
 from aiorlinf.link.pump import Pump
 from aiorlinf.link.ways import Way
 from aiorlinf.link.window import FRAME_COST
-from aiorlinf.wire.frames import HEADER, MESSAGE_ID, OPEN_PREFIX, Flag, FrameType, Start, Via, frame
+from aiorlinf.wire.frames import HEADER, MESSAGE_ID, OPEN_PREFIX, PLACED_PREFIX, Flag, FrameType, Start, Via, frame
 
 if TYPE_CHECKING:
     import asyncio
@@ -149,7 +149,12 @@ class Sender:
         if self.trace is not None:
             self.trace.opened(out)
         departing = out.departure is not None  # nobody knows yet which way it will go
-        around = None if departing else next((way for way in self.ways if way.takes(out)), None)
+        around: Way | None = None
+        if not departing:
+            for way in self.ways:
+                if way.takes(out):
+                    around = way
+                    break
         out.reply = bool(out.flags & Flag.TENSOR) or out.key not in self.flowing or around is not None or departing
         if out.reply:
             out.flags |= Flag.WANT_REPLY
@@ -175,6 +180,8 @@ class Sender:
             self._done(out)
 
     def _open(self, conn: FrameWriter, out: Outgoing, around: Way | None) -> None:
+        if around is not None and around.eager and self._place(conn, out, around):
+            return
         self._register(out)
         out.state = State.OPENED
         eager = around is not None and around.eager
@@ -193,6 +200,29 @@ class Sender:
         self._open_window()
         if eager:
             conn.flush()
+
+    def _place(self, conn: FrameWriter, out: Outgoing, way: Way) -> bool:
+        """Send a message in one frame, if there is room for it and its payload is where the peer can see it, or nearly."""
+        cost = out.total + FRAME_COST
+        ahead = cost > self.window
+        if not ahead and (self._waiting or cost > self.window - (self._charged - self._consumed)):
+            return False
+        place = way.place(out, ahead)
+        if place is None:
+            return False
+        self._register(out)
+        out.state = State.SENT
+        flags = out.flags
+        if not ahead:
+            self._charged += cost
+            flags |= Flag.CHARGED
+        if self.trace is not None:
+            self.trace.begun(out)
+            self.trace.started(out, Via.SHM)
+            self.trace.left(out)
+        body = PLACED_PREFIX.pack(out.message_id, out.total, len(place)) + place + out.manifest
+        conn.send_now(HEADER.pack(len(body), FrameType.PLACED, flags, 0, out.key) + body)
+        return True
 
     def _register(self, out: Outgoing) -> None:
         out.message_id = self._next_id

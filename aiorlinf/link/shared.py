@@ -11,7 +11,6 @@ another open file): the messages that need it go over the stream (AGAIN), and af
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 
 from aiorlinf.backends.shm.arena import Arena
@@ -48,7 +47,7 @@ class SharedOut:
         self._writer: DescriptorWriter | None = None
         self._names: dict[int, list[int]] = {}  # by segment, the numbers by which the peer knows it
         self._stale: set[int] = set()  # segments that may have been lost: pass them again, under another number
-        self._lent: dict[Place, deque[tuple[Lendable, Placement]]] = {}
+        self._lent: dict[Place, list[tuple[Lendable, Placement]]] = {}  # nearly always one at a place; a parcel can be there twice
         self._resting = False
         self._rests_until = float("-inf")
         self._pause = _FIRST_PAUSE_SECONDS
@@ -64,12 +63,13 @@ class SharedOut:
 
         `anyway`: try, though it has not worked of late.
         """
-        if self._closed or not (anyway or self.usable):
+        if self._closed or (self._resting and not (anyway or self.usable)):
             return None
-        regions = placement.regions()
+        regions, names = placement.regions(), placement.names
         try:
             for region in regions:
-                placement.names[region.segment.number] = self._pass(region.segment)
+                if region.segment.number not in names:
+                    names[region.segment.number] = self._pass(region.segment)
         except OSError as error:
             # What is in the socket may be lost, too.
             self._close_writer()
@@ -78,7 +78,12 @@ class SharedOut:
             return None
         for region in regions:
             region.hold()
-            self._lent.setdefault(placement.place_of(region), deque()).append((region, placement))
+            place = (names[region.segment.number], region.offset)
+            loans = self._lent.get(place)
+            if loans is None:
+                self._lent[place] = [(region, placement)]
+            else:
+                loans.append((region, placement))
             self.lent_bytes += region.size
         placement.lent += len(regions)
         if self._resting:
@@ -136,7 +141,7 @@ class SharedOut:
             loans = self._lent.get(place)
             if not loans:
                 raise WireError(f"a region that was never lent is released {place}")
-            region, placement = loans.popleft()
+            region, placement = loans.pop(0)
             if not loans:
                 del self._lent[place]
             self.lent_bytes -= region.size

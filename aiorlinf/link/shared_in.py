@@ -40,6 +40,7 @@ _MAX_SEGMENT_BYTES = 1 << 42
 _MAX_SEGMENTS = 1 << 16
 _MAX_READERS = 4
 _PLACES_PER_FRAME = 4096
+_NOTHING: Any = np.empty(0, dtype=np.uint8)
 
 
 class _Releases:
@@ -326,12 +327,15 @@ class SharedIn:
         """Part of a segment as an array that all views of it refer to, and what is needed to lend it on."""
         number, offset = place
         segment = self._segments[number]
-        root = private_view(segment, offset, size) if private else segment.view(offset, size)
-        hold = Hold(place, size)
-        finalizer = weakref.finalize(root, self._releases.root_gone, hold)
+        if not private:
+            part = self._part(place, size)
+            root = np.asarray(part)
+            return root, Loan(segment, root, part.hold) if segment.fd >= 0 else None
+        root = private_view(segment, offset, size)
+        finalizer = weakref.finalize(root, self._releases.root_gone, Hold(place, size))
         finalizer.atexit = False
         self._releases.held_bytes += size
-        return root, Loan(segment, root, hold) if segment.fd >= 0 and not private else None
+        return root, None
 
     def hold(self, sizes: Sequence[int], body: memoryview) -> Held | None:
         """As `place`, for who only passes the message on. None: its segments are not here, or cannot be lent on; nothing is held then.
@@ -367,19 +371,30 @@ class SharedIn:
             raise WireError(f"a region outside its segment: {offset} to {offset + size} of {self._segments[number].size}")
 
     def stores(self, sizes: Sequence[int], body: memoryview) -> list[Any] | None:
-        """As `place`, at once: NumPy arrays over the leaves, uint8. None: the memory file is not here, or this is not the simple case of
-        leaves that lie in one region; nothing is held then.
+        """As `place`, at once: NumPy arrays over the leaves, uint8. None: a memory file is not here; nothing is held then.
 
         Raises:
             WireError: as `place`.
         """
         packed, owned = decode_places(body, sizes)
-        if packed is None or owned or packed[0] not in self._segments:
+        segments = self._segments
+        if owned:
+            for index, (number, offset) in owned.items():
+                if number not in segments:
+                    return None
+                self._check_inside((number, offset), sizes[index])
+        if packed is None:
+            stores: list[Any] = [_NOTHING] * len(sizes)
+        elif packed[0] not in segments:
             return None
-        *starts, whole = offsets(sizes)
-        self._check_inside(packed, whole)
-        root: Any = np.asarray(self._part(packed, whole))
-        return [root[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        else:
+            *starts, whole = offsets([0 if index in owned else size for index, size in enumerate(sizes)] if owned else sizes)
+            self._check_inside(packed, whole)
+            root: Any = np.asarray(self._part(packed, whole))
+            stores = [root[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        for index, place in owned.items():
+            stores[index] = np.asarray(self._part(place, sizes[index]))
+        return stores
 
     def refuse(self, body: memoryview, sizes: Sequence[int]) -> None:
         """A message that nobody wants: give its regions back at once. Raises WireError as `place`."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from aiorlinf.backends.shm.arena import Region
+    from aiorlinf.wire.leaves import Leaf
     from aiorlinf.work.home import LoopHome
 
 __all__ = ["LaneWay", "PayloadLane", "SharedWay", "Way", "WayHost"]
@@ -32,7 +33,7 @@ class Way(Protocol):
     """One way around the stream.
 
     Attributes:
-        eager: a `send_tensor` need not wait for its receive, and `begin_at_once` may be tried.
+        eager: a `send_tensor` need not wait for its receive, and `place` and `begin_at_once` may be tried.
     """
 
     eager: bool
@@ -43,9 +44,15 @@ class Way(Protocol):
     def begin(self, out: Outgoing) -> None:
         """Carry the payload."""
 
+    def place(self, out: Outgoing, ahead: bool) -> bytes | None:
+        """Bring the payload to where the peer can see it, if that takes next to no time, and say where that is. None: it has to be begun.
+
+        `ahead`: the message is larger than the whole window. No more than a few of those may be in the peer's hands before their receives
+        ask for them, or the window would bound nothing."""
+
     def begin_at_once(self, out: Outgoing) -> bool:
         """Carry the payload of a message that is larger than the whole window, before its receive asks for it. False: it has to wait for
-        that. No more than a few such messages may be on the way, or the window would bound nothing."""
+        that. They count as those of `place` do."""
 
     def again(self, out: Outgoing) -> bool:
         """The peer could not receive it this way. False if it did not go this way; else the sender sends it over the stream."""
@@ -122,6 +129,9 @@ class LaneWay:
         out.busy = True
         self._queue.append(out)
         self._run()
+
+    def place(self, out: Outgoing, ahead: bool) -> bytes | None:
+        return None
 
     def begin_at_once(self, out: Outgoing) -> bool:
         return False
@@ -217,6 +227,9 @@ class LaneWay:
             self._host.release(out)
 
 
+_MOST_PLACES = 1024
+"""So many places fit into a frame besides the description of their message."""
+
 _AHEAD = 2
 """Messages larger than the window that may be in the peer's hands before it asks for them: one that it looks at, and the next."""
 
@@ -234,7 +247,7 @@ class SharedWay:
             of memory: that may be never.
 
     Attributes:
-        carries: told of each message that goes this way, once.
+        carries: told of each message that goes this way, once; None: nobody is.
     """
 
     eager = True
@@ -244,7 +257,7 @@ class SharedWay:
         self._shared = shared
         self._threshold = threshold
         self._required = required
-        self.carries: Callable[[Outgoing], None] = lambda out: None
+        self.carries: Callable[[Outgoing], None] | None = None
         self._ahead: list[Outgoing] = []  # begun at once, and perhaps not given back
         self._revoked: dict[int, tuple[Placement, bool]] = {}  # by message; and whether the peer has it, as far as we know
 
@@ -253,7 +266,8 @@ class SharedWay:
 
     def begin(self, out: Outgoing) -> None:
         assert out.flat is not None
-        self.carries(out)
+        if self.carries is not None:
+            self.carries(out)
         size = self._size(out)
         if not size:
             self._place(out, None)
@@ -267,9 +281,30 @@ class SharedWay:
             out.busy = False
             self._otherwise(out, "receivers hold all of it (cluster.collective.shared_memory.max_bytes)")
 
+    def place(self, out: Outgoing, ahead: bool) -> bytes | None:
+        size = self._size(out)
+        if size > PACK_INLINE_BYTES or len(out.owned) > _MOST_PLACES or (ahead and not self._has_room_ahead()):
+            return None
+        region = None
+        if size:
+            region = self._shared.arena.take(size)
+            if region is None:
+                return None
+            pack(region.segment.address + region.offset, self._packed(out))
+            if not out.unchanged():  # what lies there already nobody else looks at
+                region.release()
+                return None  # who begins it finds the same, and says so
+        place = self._lend(out, region)
+        if place is None:
+            return None  # as before
+        if self.carries is not None:
+            self.carries(out)
+        if ahead:
+            self._ahead.append(out)
+        return place
+
     def begin_at_once(self, out: Outgoing) -> bool:
-        self._ahead = [other for other in self._ahead if _not_given_back(other)]
-        if len(self._ahead) >= _AHEAD:
+        if not self._has_room_ahead():
             return False
         # Memory that we have anyway: it grows for what the window or a receive admits only.
         size = self._size(out)
@@ -278,21 +313,32 @@ class SharedWay:
             return False
         self._ahead.append(out)
         out.state = State.STARTED
-        self.carries(out)
+        if self.carries is not None:
+            self.carries(out)
         if region is None:
             self._place(out, None)
         else:
             self._fill(out, region)
         return True
 
+    def _has_room_ahead(self) -> bool:
+        self._ahead = [other for other in self._ahead if _not_given_back(other)]
+        return len(self._ahead) < _AHEAD
+
     def _size(self, out: Outgoing) -> int:
         """Bytes that have to be copied, with the gaps between them."""
         assert out.flat is not None
         if out.held is not None and not out.held.free:
             out.held = None  # somebody else has it, or it cannot be lent on
-        if out.held is not None:
+        if out.held is not None or len(out.owned) == len(out.flat.leaves):
             return 0
-        return packed_size([leaf.nbytes for index, leaf in enumerate(out.flat.leaves) if index not in out.owned])
+        return packed_size([leaf.nbytes for leaf in self._packed(out)])
+
+    def _packed(self, out: Outgoing) -> list[Leaf]:
+        """Those leaves that do not lie in shared memory already."""
+        assert out.flat is not None
+        leaves, owned = out.flat.leaves, out.owned
+        return [leaf for index, leaf in enumerate(leaves) if index not in owned] if owned else leaves
 
     def _grown(self, out: Outgoing, region: Region | None) -> None:
         out.busy = False
@@ -322,8 +368,7 @@ class SharedWay:
         return False
 
     def _fill(self, out: Outgoing, region: Region) -> None:
-        assert out.flat is not None
-        leaves = [leaf for index, leaf in enumerate(out.flat.leaves) if index not in out.owned]
+        leaves = self._packed(out)
         address = region.segment.address + region.offset
         if region.size <= PACK_INLINE_BYTES:
             pack(address, leaves)
@@ -344,22 +389,30 @@ class SharedWay:
 
     def _place(self, out: Outgoing, region: Region | None) -> None:
         """Everything is in shared memory: say where."""
+        if not out.unchanged():
+            if region is not None:
+                self._shared.arena.release(region)
+            self._host.trailer(out)  # it was written to meanwhile, and the trailer says so
+            return
+        place = self._lend(out, region)
+        if place is not None:
+            self._host.hand_over(out, Start(Via.SHM, place=place))
+        else:
+            self._otherwise(out, "the peer cannot be given the memory file")
+
+    def _lend(self, out: Outgoing, region: Region | None) -> bytes | None:
+        """Let the peer have it, and only him: where it is. None: it cannot get the memory file."""
         held = out.held
         placement = Placement(region, out.owned) if held is None else held.placement()
-        unchanged = out.unchanged()
-        place = self._shared.lend(placement, anyway=self._required) if unchanged else None
+        place = self._shared.lend(placement, anyway=self._required)
         if region is not None:
-            self._shared.arena.release(region)  # from here on only the peer holds it
+            region.release()
         if held is not None:
             placement.let_go()
         if place is not None:
             out.in_shared = placement
             self._host.around_bytes += out.total
-            self._host.hand_over(out, Start(Via.SHM, place=place))
-        elif unchanged:
-            self._otherwise(out, "the peer cannot be given the memory file")
-        else:
-            self._host.trailer(out)  # it was written to meanwhile, and the trailer says so
+        return place
 
     def again(self, out: Outgoing) -> bool:
         if out.in_shared is None:

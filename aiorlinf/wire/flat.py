@@ -47,7 +47,10 @@ class Flat:
     @property
     def payload_bytes(self) -> int:
         """Sum of the leaves' sizes."""
-        return sum(leaf.spec.nbytes for leaf in self.leaves)
+        total = 0
+        for leaf in self.leaves:  # no generator: it is asked of each message, and most have one leaf
+            total += leaf.spec.nbytes
+        return total
 
     def hold(self) -> None:
         """Its leaves show the memory that they show now, whatever becomes of the tensor objects. Not before tensors are given away."""

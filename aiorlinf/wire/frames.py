@@ -24,6 +24,8 @@ DEVICE     0                           JSON: which accelerators a side has, see 
 COPIED     message id                  (receiver to sender) the payload was copied out of the sender's device memory
 RECEIVED   bytes received, ever        between connections that outlive their sockets: so much need not be kept, see `link.ledger`
 TAKEN      0                           the first frame of the side that connected: it has the link, see `link.half_made`
+PLACED     stream                      message id u64, payload bytes u64, bytes of the place u32, place, manifest: OPEN, START and END
+                                       in one, for a payload that lies in shared memory already
 =========  ==========================  =====================================================================
 
 Message ids count up from 1 per direction. Totals travel as running sums, so that a repeated or merged frame does no harm.
@@ -42,6 +44,7 @@ __all__ = [
     "MAX_TAG",
     "MESSAGE_ID",
     "OPEN_PREFIX",
+    "PLACED_PREFIX",
     "Flag",
     "FrameType",
     "Start",
@@ -53,6 +56,7 @@ __all__ = [
 HEADER = struct.Struct("<IBBHQ")
 MESSAGE_ID = struct.Struct("<Q")
 OPEN_PREFIX = struct.Struct("<QQ")
+PLACED_PREFIX = struct.Struct("<QQI")
 _START = struct.Struct("<BBHIQ")
 
 MAX_TAG = (1 << 32) - 1
@@ -79,17 +83,18 @@ class FrameType:
     DEVICE = 16
     COPIED = 17
     RECEIVED = 18
+    PLACED = 19
     TAKEN = 20
 
 
 class Flag:
     """Bits of the header's flags."""
 
-    WANT_REPLY = 1  # DATA, OPEN: the sender waits for ACCEPTED or REFUSED
-    TENSOR = 2  # DATA, OPEN: from send_tensor
+    WANT_REPLY = 1  # DATA, OPEN, PLACED: the sender waits for ACCEPTED or REFUSED
+    TENSOR = 2  # DATA, OPEN, PLACED: from send_tensor
     INLINE = 4  # OPEN: the payload is a whole small message, there is no manifest
     BEGUN = 8  # OPEN: START follows unasked (GO would be for nothing)
-    CHARGED = 8  # START: the payload counts against the window (DATA always does)
+    CHARGED = 8  # START, PLACED: the payload counts against the window (DATA always does)
     VOID = 16  # END: the payload is void, an error text follows
     RELIEVED = 16  # ACCEPTED: by the lock-out rule; END uses the same bit for VOID
     ASK = 1  # DEVICE: the other side is to tell, too

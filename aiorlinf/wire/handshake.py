@@ -52,7 +52,7 @@ __all__ = [
     "wrong_beginning",
 ]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_HELLO_BYTES = 64 * 1024
 BEGINNING_BYTES = 32
 """By so many bytes it can be told who is there."""

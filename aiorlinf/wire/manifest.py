@@ -14,7 +14,7 @@ from aiorlinf.wire.containers import unpack_gaps, unpack_keys, unpack_numbers
 from aiorlinf.wire.flat import INDEXED, SPLICED, Flat, Kind
 from aiorlinf.wire.leaves import ENTRY_MIN, RAW, STREAM, LeafSpec, read_spec
 
-__all__ = ["HEAD", "Limits", "Manifest", "decode_manifest", "describe_manifest", "encode_manifest", "read_manifest"]
+__all__ = ["HEAD", "Limits", "Manifest", "decode_manifest", "describe_manifest", "encode_manifest", "known_manifest", "read_manifest"]
 
 HEAD = struct.Struct("<BBIII")
 
@@ -50,7 +50,8 @@ class Manifest:
         kind: how the skeleton is to be read.
         specs: the leaves, in order.
         skeleton: what is not a leaf, without the tables below; shows the memory that it was decoded from.
-        payload_bytes: sum of the leaves' sizes.
+        payload_bytes: sum of the leaves' sizes; `sizes` has each of them.
+        on_devices: some of the tensors were on accelerators at the sender.
         keys: of a DICT.
         numbers: the leaf of each element of a LIST, TUPLE or DICT; None if each has its own.
         gaps: offsets in the skeleton of the pickled kinds at which the STREAM leaves belong, in order.
@@ -61,15 +62,12 @@ class Manifest:
     specs: tuple[LeafSpec, ...]
     skeleton: memoryview
     payload_bytes: int
+    sizes: list[int]
+    on_devices: bool = False
     keys: tuple[str, ...] | None = None
     numbers: tuple[int, ...] | None = None
     gaps: tuple[int, ...] = ()
     spliced: bool = False
-
-    @property
-    def on_devices(self) -> bool:
-        """Some of the tensors were on accelerators at the sender."""
-        return any(spec.device for spec in self.specs)
 
     @property
     def codec_bytes(self) -> int:
@@ -83,7 +81,8 @@ def encode_manifest(flat: Flat, *, limits: Limits = _UNLIMITED) -> bytes:
     Raises:
         UnsupportedObject: the message exceeds `limits`.
     """
-    table = b"".join([leaf.spec.entry for leaf in flat.leaves])
+    leaves = flat.leaves
+    table = leaves[0].spec.entry if len(leaves) == 1 else b"".join([leaf.spec.entry for leaf in leaves])
     skeleton = b"".join(flat.skeleton)
     size = HEAD.size + len(skeleton) + len(table)
     if size > limits.max_manifest_bytes:
@@ -97,7 +96,7 @@ def encode_manifest(flat: Flat, *, limits: Limits = _UNLIMITED) -> bytes:
             f"the object takes {flat.payload_bytes} bytes; at most {limits.max_message_bytes} are allowed",
             hint="send it in parts, or raise cluster.collective.max_message_bytes",
         )
-    return HEAD.pack(flat.kind, flat.flags, len(flat.leaves), len(skeleton), len(table)) + skeleton + table
+    return HEAD.pack(flat.kind, flat.flags, len(leaves), len(skeleton), len(table)) + skeleton + table
 
 
 def read_manifest(view: memoryview, limits: Limits = _DEFAULT) -> tuple[Manifest, int]:
@@ -122,17 +121,21 @@ def read_manifest(view: memoryview, limits: Limits = _DEFAULT) -> tuple[Manifest
         raise WireError(f"unknown kind of message {kind_code} with flags {flags:#x}")
     table = view[HEAD.size + skeleton_size : size]
     specs = []
+    sizes = []
     offset = 0
-    total = 0
+    on_devices = False
     for _ in range(count):
         spec, offset = read_spec(table, offset)
-        total += spec.nbytes
         specs.append(spec)
+        sizes.append(spec.nbytes)
+        if spec.device:
+            on_devices = True
+    total = sum(sizes)
     if offset != table_size:
         raise WireError(f"{table_size - offset} bytes behind the last leaf of the table")
     if total > limits.max_message_bytes:
         raise WireError(f"a payload of {total} bytes; at most {limits.max_message_bytes} are accepted")
-    manifest = Manifest(kind, tuple(specs), view[HEAD.size : HEAD.size + skeleton_size], total)
+    manifest = Manifest(kind, tuple(specs), view[HEAD.size : HEAD.size + skeleton_size], total, sizes, on_devices)
     if kind <= Kind.DICT:
         _read_container(manifest, flags)
     else:
@@ -184,6 +187,24 @@ def decode_manifest(view: memoryview | bytes | bytearray, *, limits: Limits = _D
     manifest, size = read_manifest(view, limits)
     if size != len(view):
         raise WireError(f"{len(view) - size} bytes behind the manifest")
+    return manifest
+
+
+# Of the kinds that do not pickle, by their bytes: most messages of a job look like one before.
+_known: dict[bytes, Manifest] = {}
+_KNOWN_MAX = 512
+_KNOWN_BYTES = 2048
+
+
+def known_manifest(head: bytes, limits: Limits) -> Manifest:
+    """As `decode_manifest`. Who gets it shares it with others."""
+    manifest = _known.get(head)
+    if manifest is None or len(head) > limits.max_manifest_bytes or manifest.payload_bytes > limits.max_message_bytes:
+        manifest = decode_manifest(head, limits=limits)
+        if manifest.kind <= Kind.DICT and len(head) <= _KNOWN_BYTES:
+            if len(_known) >= _KNOWN_MAX:
+                _known.clear()
+            _known[head] = manifest
     return manifest
 
 

@@ -9,11 +9,18 @@ import torch
 
 from aiorlinf.config import CollectiveConfig
 from aiorlinf.errors import AiorlinfError, WireError
-from aiorlinf.wire.frames import Flag, FrameType, frame
+from aiorlinf.link.placement import PLACE
+from aiorlinf.wire.frames import PLACED_PREFIX, Flag, FrameType, frame
+from aiorlinf.wire.manifest import encode_manifest
+from aiorlinf.wire.tree import flatten
 from aiorlinf.work.base import AsyncWork
 from tests.link.stage import Side, StepHome, StepLoop, join
 
 __all__: list[str] = []
+
+_FLAT = flatten(torch.zeros(3))
+_MANIFEST = encode_manifest(_FLAT)
+_TENSOR = _FLAT.leaves[0].spec.entry
 
 _BAD = {
     "a tensor without a description": frame(FrameType.DATA, 0, b"\xff" * 40, Flag.TENSOR),
@@ -22,6 +29,13 @@ _BAD = {
     "an OPEN cut short": frame(FrameType.OPEN, 0, b"\x01"),
     "an OPEN whose manifest is nonsense": frame(FrameType.OPEN, 0, b"\x01" * 80),
     "a START of nothing": frame(FrameType.START, 7, bytes(16)),
+    "a PLACED cut short": frame(FrameType.PLACED, 0, bytes(19)),
+    "a PLACED whose place is cut short": frame(FrameType.PLACED, 0, PLACED_PREFIX.pack(1, 0, 13) + bytes(12)),
+    "a PLACED whose manifest is nonsense": frame(FrameType.PLACED, 0, PLACED_PREFIX.pack(1, 80, 12) + b"\x01" * 92),
+    "a PLACED where no memory is shared": frame(FrameType.PLACED, 0, PLACED_PREFIX.pack(1, 12, 12) + PLACE.pack(1, 0) + _MANIFEST),
+    "a PLACED of a tensor where no memory is shared": frame(
+        FrameType.PLACED, 1, PLACED_PREFIX.pack(1, 12, 12) + PLACE.pack(1, 0) + _TENSOR, Flag.TENSOR | Flag.WANT_REPLY
+    ),
     "a RELEASE of nothing": frame(FrameType.RELEASE, 0, bytes(16)),
     "an unknown type": frame(200, 0),
     **{

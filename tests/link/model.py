@@ -440,7 +440,7 @@ class Model:
         """Before the link at this side acts on it."""
         if self.ended[index]:
             return
-        if kind in (FrameType.DATA, FrameType.OPEN):
+        if kind in (FrameType.DATA, FrameType.OPEN, FrameType.PLACED):
             self._announced(index, kind, flags, key, body)
             return
         mine = self._by_ident.get((index, key))  # of a message that this side sends
@@ -466,7 +466,7 @@ class Model:
         message.order = self._order
         message.want_reply = bool(flags & Flag.WANT_REPLY)
         message.complete = kind == FrameType.DATA
-        if kind == FrameType.OPEN or message.want_reply:
+        if kind != FrameType.DATA or message.want_reply:
             (message.ident,) = MESSAGE_ID.unpack_from(body)
             self._by_ident[1 - index, message.ident] = message
         stream.messages.append(message)

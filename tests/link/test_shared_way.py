@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from aiorlinf.config import CollectiveConfig
-from aiorlinf.errors import BackendUnavailable, ClosedError, RemoteError
+from aiorlinf.errors import BackendUnavailable, ClosedError, Mismatch, RemoteError, UnsupportedObject, UsageError
+from aiorlinf.link.packing import PACK_INLINE_BYTES
 from aiorlinf.link.ways import SharedWay
+from aiorlinf.wire.frames import FrameType
 from aiorlinf.work.base import AsyncWork
 from tests.link.planned_memory import SEGMENT, PlannedMemory
 from tests.link.stage import Side, StepHome, StepLoop, join
@@ -165,3 +169,207 @@ def test_what_begins_at_once_is_not_asked_for(line: Line, monkeypatch: pytest.Mo
         line.settle()
         assert (work.result() == value).all()
     assert all(work.result() is None for work in late)
+
+
+# ---- a message in one frame
+
+
+class Fickle:
+    """Pickled with this many bytes beside it; cannot be made again."""
+
+    def __init__(self) -> None:
+        self.bulk = torch.zeros(1000, dtype=torch.uint8)
+
+    def __setstate__(self, state: Any) -> None:
+        raise RuntimeError("not here")
+
+
+def noted(line: Line, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The types of frames that b gets from now on."""
+    kinds: list[int] = []
+    on_frame = line.b.link.on_frame
+
+    def note(kind: int, flags: int, key: int, body: memoryview) -> None:
+        kinds.append(kind)
+        on_frame(kind, flags, key, body)
+
+    monkeypatch.setattr(line.b.link, "on_frame", note)
+    return kinds
+
+
+def in_this_order(
+    line: Line, early: bool, send: Callable[[], AsyncWork[None]], receive: Callable[[], AsyncWork[Any]]
+) -> tuple[AsyncWork[None], AsyncWork[Any]]:
+    """Both, settled after each; `early`: the receive first."""
+    first, second = (receive, send) if early else (send, receive)
+    works: list[AsyncWork[Any]] = [first()]
+    line.settle()
+    works.append(second())
+    line.settle()
+    if early:
+        works.reverse()
+    return works[0], works[1]
+
+
+def warm(line: Line) -> None:
+    """There is memory, and b has it."""
+    _, received = line.send(0)
+    line.memory.step("pass")
+    line.settle()
+    assert received.done()
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_what_needs_no_thread_goes_in_one_frame(line: Line, monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
+    warm(line)
+    kinds = noted(line, monkeypatch)
+    for value, obj in ((1, torch.arange(300)), (2, {"a": torch.ones(500), "b": torch.zeros(0)}), (3, {"n": 3, "t": torch.arange(99.0)})):
+        sent, received = in_this_order(
+            line,
+            early,
+            partial(line.a.exchange.send, line.a.other, 0, obj, 0, None),
+            partial(line.b.exchange.recv, line.b.other, 0, 0, None),
+        )
+        sent.result()
+        got = received.result()
+        if isinstance(obj, torch.Tensor):
+            assert torch.equal(got, obj)
+        else:
+            assert all(torch.equal(got[key], part) if isinstance(part, torch.Tensor) else got[key] == part for key, part in obj.items())
+        assert kinds.count(FrameType.PLACED) == value
+        del got, received
+    assert not {FrameType.OPEN, FrameType.START, FrameType.END} & set(kinds)
+    line.settle()
+    assert line.memory.unused()
+
+
+def test_one_frame_whose_memory_file_comes_later(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The segment that it lies in was passed before, by a message that still waits for it."""
+    kinds = noted(line, monkeypatch)
+    first = line.send(1)
+    second = line.send(2, 500)
+    third = line.send(3, 100)
+    assert FrameType.PLACED in kinds
+    assert not any(received.done() for _, received in (first, second, third))
+    line.memory.step("pass")
+    line.settle()
+    for value, (sent, received) in enumerate((first, second, third), 1):
+        sent.result()
+        assert (received.result() == value).all()
+
+
+def test_one_frame_for_another_kind_of_receive_is_a_mismatch_on_both_sides(line: Line) -> None:
+    warm(line)
+    for early in (True, False):
+        out = torch.zeros(1000, dtype=torch.uint8)
+        sent, received = in_this_order(
+            line,
+            early,
+            partial(line.a.exchange.send, line.a.other, 0, torch.ones(1000, dtype=torch.uint8), 0, None),
+            partial(line.b.exchange.recv_tensor, line.b.other, 0, out, 0, None),
+        )
+        assert isinstance(received.exception(), Mismatch)
+        assert isinstance(sent.exception(), Mismatch) == early, "it was in the hands of the peer"
+        assert not out.any()
+        line.send(5)[1].result()
+        line.settle()
+        assert line.memory.unused()
+        assert line.b.link.receiver.opened == {}
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_one_frame_of_a_tensor(line: Line, monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
+    warm(line)
+    kinds = noted(line, monkeypatch)
+    out = torch.zeros(200)
+    sent, received = in_this_order(
+        line,
+        early,
+        partial(line.a.exchange.send_tensor, line.a.other, 0, torch.arange(200.0), 0, None),
+        partial(line.b.exchange.recv_tensor, line.b.other, 0, out, 0, None),
+    )
+    sent.result()
+    assert received.result() is out
+    assert torch.equal(out, torch.arange(200.0))
+    assert kinds[0] == FrameType.PLACED
+    line.settle()
+    assert line.memory.unused()
+
+
+def test_one_frame_that_cannot_be_made_an_object_again(line: Line) -> None:
+    warm(line)
+    received = line.b.exchange.recv(line.b.other, 0, 0, None)
+    sent = line.a.exchange.send(line.a.other, 0, Fickle(), 0, None)
+    line.settle()
+    assert isinstance(received.exception(), UnsupportedObject)
+    failure = sent.exception()
+    assert isinstance(failure, RemoteError)
+    assert failure.remote_type == "RuntimeError"
+    sent, received = line.send(7)
+    sent.result()
+    assert (received.result() == 7).all()
+    assert line.b.link.receiver.window.outstanding == 0
+
+
+def test_one_frame_that_was_written_to_fails_on_both_sides(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    warm(line)
+    tensor = torch.zeros(1000, dtype=torch.uint8)
+    received = line.b.exchange.recv(line.b.other, 0, 0, None)
+    monkeypatch.setattr("aiorlinf.link.ways.pack", lambda address, leaves: tensor.add_(1))
+    sent = line.a.exchange.send(line.a.other, 0, tensor, 0, None)
+    line.settle()
+    assert isinstance(sent.exception(), UsageError)
+    assert isinstance(received.exception(), RemoteError)
+    assert line.memory.unused()
+
+
+def test_one_frame_that_is_withdrawn_before_anybody_took_it(line: Line) -> None:
+    """Also where a receive has it before that is known: it keeps it."""
+    warm(line)
+    sent = line.a.exchange.send(line.a.other, 0, torch.ones(1000), 0, None)
+    assert sent.cancel()
+    line.settle()
+    assert line.b.link.receiver.opened == {}
+    assert line.memory.unused()
+    received = line.b.exchange.recv(line.b.other, 0, 0, None)
+    line.settle()
+    assert not received.done()
+    sent = line.a.exchange.send(line.a.other, 0, torch.full((1000,), 2.0), 0, None)
+    line.settle()
+    assert (received.result() == 2).all()
+    sent.result()
+
+
+def test_one_frame_only_where_the_window_has_room(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that fit, then one that must wait; of those that are larger than the window no more than two are in the hands of the peer."""
+    warm(line)
+    kinds = noted(line, monkeypatch)
+    sends = [line.a.exchange.send(line.a.other, 0, torch.full((900,), value, dtype=torch.uint8), 0, None) for value in range(3)]
+    line.settle()
+    assert [kind for kind in kinds if kind in (FrameType.PLACED, FrameType.OPEN)] == [FrameType.PLACED, FrameType.PLACED, FrameType.OPEN]
+    for value in range(3):
+        received = line.b.exchange.recv(line.b.other, 0, 0, None)
+        line.settle()
+        assert (received.result() == value).all()
+    assert all(sent.result() is None for sent in sends)
+    kinds.clear()
+    large = [line.a.exchange.send(line.a.other, 0, torch.full((5000,), value, dtype=torch.uint8), 0, None) for value in range(3)]
+    line.settle()
+    assert [kind for kind in kinds if kind in (FrameType.PLACED, FrameType.OPEN)] == [FrameType.PLACED, FrameType.PLACED, FrameType.OPEN]
+    assert line.b.link.receiver.window.outstanding == 0
+    for value in range(3):
+        received = line.b.exchange.recv(line.b.other, 0, 0, None)
+        line.settle()
+        assert (received.result() == value).all()
+    assert all(sent.result() is None for sent in large)
+
+
+def test_a_large_copy_is_not_made_for_one_frame(line: Line) -> None:
+    """It would hold up the loop."""
+    way = line.a.link.sender.ways[0]
+    flat = torch.zeros(PACK_INLINE_BYTES + 1, dtype=torch.uint8)
+    sent = line.a.exchange.send(line.a.other, 0, flat, 0, None)
+    out = sent._detail
+    assert way.place(out, True) is None
+    sent.cancel()
+    line.settle()

@@ -178,7 +178,7 @@ def test_another_protocol_version_is_named_on_both_sides_before_the_proof() -> N
     server = ServerHandshake(b"not even the same token", SERVER, library="8.5")
     for end in map(failure, talk(client, server)):
         assert isinstance(end.error, WireError)
-        for text in ("version 1", "version 2", "aiorlinf 9.0", "aiorlinf 8.5"):
+        for text in (f"version {handshake.PROTOCOL_VERSION}", f"version {handshake.PROTOCOL_VERSION + 1}", "aiorlinf 9.0", "aiorlinf 8.5"):
             assert text in str(end.error)
 
 

@@ -69,7 +69,7 @@ class Region:
 
     def hold(self) -> None:
         """See `Arena.hold`."""
-        self.arena.hold(self)
+        self.holders += 1
 
     def release(self) -> None:
         """See `Arena.release`."""
