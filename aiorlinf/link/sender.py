@@ -8,10 +8,11 @@ STARTED   its payload is on the way
 SENT      everything is written; a reply is awaited
 DONE      its work is finished, failed or cancelled
 
-A small message leaves whole, at once, if the window has room. A send is done when the payload's memory is free again: for
-small messages that is when they are copied into the frame. Three exceptions wait for the peer's answer: `send_tensor`, which is
-done when a `recv_tensor` took it; payloads that go around the stream, which can be lost on their own; and the first messages of a
-stream, until the peer says (FLOW) that general receives take them, so that a `send` that meets a `recv_tensor` fails on both sides.
+A small message leaves whole, at once, if the window has room; so does one whose payload lies in shared memory, or nearly (PLACED). A
+send is done when the payload's memory is free again: for small messages that is when they are copied into the frame. Three exceptions
+wait for the peer's answer: `send_tensor`, which is done when a `recv_tensor` took it; payloads that go around the stream, which can be
+lost on their own; and the first messages of a stream, until the peer says (FLOW) that general receives take them, so that a `send` that
+meets a `recv_tensor` fails on both sides.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Payloads in shared memory: the sending half of a link (the receiving one is `link.shared_in`).
 
 The sender copies a message's leaves into a region of its arena and passes the segment's descriptor the first time the peer needs it.
-START says where; END follows at once. The receiver's tensors live in that region; when the last view of them is gone it says RELEASE,
-and the region can be used again.
+PLACED says where, or START with END right behind it. The receiver's tensors live in that region; when the last view of them is gone it
+says RELEASE, and the region can be used again.
 
 Descriptors and frames travel on different sockets, so either may be there first. A descriptor can be lost (the receiver has no room for
 another open file): the messages that need it go over the stream (AGAIN), and after a pause shared memory is tried again.

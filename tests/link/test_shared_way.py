@@ -364,6 +364,22 @@ def test_one_frame_only_where_the_window_has_room(line: Line, monkeypatch: pytes
     assert all(sent.result() is None for sent in large)
 
 
+def test_one_frame_that_was_delivered_and_not_taken_goes_to_the_next(line: Line) -> None:
+    warm(line)
+    received = line.b.exchange.recv(line.b.other, 0, 0, None)
+    sent = line.a.exchange.send(line.a.other, 0, torch.arange(300), 0, None)
+    line.settle()
+    sent.result()
+    assert received.done()
+    assert received.cancel()
+    again = line.b.exchange.recv(line.b.other, 0, 0, None)
+    line.settle()
+    assert torch.equal(again.result(), torch.arange(300))
+    del again
+    line.settle()
+    assert line.memory.unused()
+
+
 def test_a_large_copy_is_not_made_for_one_frame(line: Line) -> None:
     """It would hold up the loop."""
     way = line.a.link.sender.ways[0]
