@@ -25,7 +25,7 @@ from aiorlinf.collective.spread import Relay
 from aiorlinf.device.registry import accelerator
 from aiorlinf.errors import AiorlinfError, UnsupportedObject, UsageError, WireError
 from aiorlinf.link.device_in import device_positions
-from aiorlinf.link.device_out import Loan, device_leaves, exported
+from aiorlinf.link.device_out import EXPORT_INLINE, Loan, device_leaves, exported
 from aiorlinf.link.link import LinkState
 from aiorlinf.link.memory import byte_tensor, byte_view, fresh_bytes
 from aiorlinf.link.placement import packed_size
@@ -54,9 +54,6 @@ __all__ = ["Lender", "Unreadable", "acquainted", "give_up", "read_loan"]
 
 BESIDE_MAX_BYTES = 1 << 20
 """So much in CPU memory comes in one note with the loan."""
-
-_EXPORT_INLINE = 32
-"""More tensors are exported in a private thread: each takes a while, and the loop has others to serve."""
 
 
 async def acquainted(circle: Circle, members: Sequence[WorkerAddress]) -> dict[WorkerAddress, DeviceOut]:
@@ -102,7 +99,7 @@ class Lender:
             RuntimeError: its memory cannot be shared; nobody was told anything.
         """
         leaves = device_leaves(flat)
-        if len(leaves) > _EXPORT_INLINE:
+        if len(leaves) > EXPORT_INLINE:
             events, handles = await self._exchange.home.submit(exported, departure, leaves)
         else:
             events, handles = exported(departure, leaves)

@@ -15,13 +15,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiorlinf.backends.cuda_ipc import HANDLES_MAX_BYTES, encode_handles
 from aiorlinf.backends.device_pairs import pair_maker
 from aiorlinf.backends.select import Choice
 from aiorlinf.device.turns import OUTWARD, turns_of
-from aiorlinf.errors import AiorlinfError, BackendUnavailable
+from aiorlinf.errors import AiorlinfError, BackendUnavailable, ClosedError
 from aiorlinf.link.device_facts import DeviceFacts
 from aiorlinf.link.memory import byte_tensor
 from aiorlinf.link.outgoing import Outgoing, State
@@ -38,11 +38,14 @@ if TYPE_CHECKING:
     from aiorlinf.wire.leaves import Leaf
     from aiorlinf.work.home import LoopHome
 
-__all__ = ["DeviceHost", "DeviceOut", "DevicePlan", "Loan", "device_leaves", "exported"]
+__all__ = ["EXPORT_INLINE", "DeviceHost", "DeviceOut", "DevicePlan", "Loan", "device_leaves", "exported"]
 
 log: logging.Logger = logging.getLogger("aiorlinf.link")
 
 _IPC_OUT = "ipc out"
+
+EXPORT_INLINE = 32
+"""More tensors of one object are exported in a private thread: each takes a while, and the loop has others to serve."""
 
 _LOAN = 1 << 63
 """Keys of what is no message: message ids never come to that."""
@@ -161,6 +164,7 @@ class DeviceOut:
         self._unanswered: deque[Outgoing] = deque()
         self._unprepared: deque[Outgoing] = deque()
         self._queued: dict[int, tuple[Outgoing, Turn]] = {}  # by message id: they wait for their turn on our device
+        self._exporting: dict[int, Outgoing] = {}  # by message id: a private thread makes their handles
         self._turns: dict[int, Turn] = {}  # by message id: our device has been given them
         self._copying: dict[int, tuple[Outgoing, list[Event]]] = {}  # by message id: the peer copies from our memory
 
@@ -290,12 +294,29 @@ class DeviceOut:
 
     def _lend(self, out: Outgoing) -> None:
         assert out.departure is not None
-        try:
-            leaves = self._leaves(out)
-            events, place = exported(out.departure, leaves)
-        except RuntimeError as error:
-            self._failed(out, "cuda_ipc", str(error).strip().partition("\n")[0])
+        leaves = self._leaves(out)
+        if len(leaves) <= EXPORT_INLINE:
+            try:
+                events, place = exported(out.departure, leaves)
+            except RuntimeError as error:
+                self._failed(out, "cuda_ipc", str(error).strip().partition("\n")[0])
+            else:
+                self._exported(out, leaves, events, place)
             return
+        self._exporting[out.message_id] = out
+
+        def done(work: Any) -> None:
+            if self._exporting.pop(out.message_id, None) is None or not self._wanted(out):
+                return  # the link has ended, or nobody wants it any more
+            error = ClosedError("the worker was closed") if work.cancelled() else work.exception()
+            if error is None:
+                self._exported(out, leaves, *work.result())
+            else:
+                self._failed(out, "cuda_ipc", str(error).strip().partition("\n")[0])
+
+        self._host.home.submit(exported, out.departure, leaves).add_done_callback(done)
+
+    def _exported(self, out: Outgoing, leaves: list[Leaf], events: list[Event], place: bytes) -> None:
         if len(place) > HANDLES_MAX_BYTES:
             self._stage(out)
             return
@@ -482,8 +503,9 @@ class DeviceOut:
             call()
         self._tell_curious()
         queued = [out for out, _ in self._queued.values()]
-        waiting = [*self._unanswered, *self._unprepared, *queued, *[out for out, _ in self._copying.values()]]
+        waiting = [*self._unanswered, *self._unprepared, *self._exporting.values(), *queued, *[out for out, _ in self._copying.values()]]
         turns = [*[turn for _, turn in self._queued.values()], *self._turns.values()]
+        self._exporting.clear()
         self._queued.clear()
         self._turns.clear()
         for turn in turns:  # what the device was given is aborted with the pair

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,8 +15,11 @@ import torch
 
 from aiorlinf import init
 from aiorlinf.backends.device_pairs import register_pairs, unregister_pairs
+from aiorlinf.device.runtime import Shared
 from aiorlinf.errors import BackendUnavailable, RemoteError
+from aiorlinf.link import device_out
 from aiorlinf.link.device_events import sweep
+from aiorlinf.link.device_out import EXPORT_INLINE
 from aiorlinf.link.link import LinkStats
 from aiorlinf.rendezvous.settings import Backend
 from aiorlinf.testing.fake import FakeAccelerator
@@ -186,6 +190,44 @@ async def test_memory_that_cannot_be_opened(fake: FakeAccelerator, caplog: pytes
 
 
 @pytest.mark.asyncio
+async def test_many_tensors_are_exported_beside_the_loop(fake: FakeAccelerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes a while on a real device. In whatever order messages are ready then, they arrive in theirs."""
+    real, threads = fake.export, set()
+
+    def export(tensor: torch.Tensor) -> Shared:
+        threads.add(threading.get_ident())
+        return real(tensor)
+
+    monkeypatch.setattr(fake, "export", export)
+    async with workers() as (a, b):
+        many = EXPORT_INLINE + 1
+        sent = [[fake.late(VALUES[: number + 1], ticks=9) for number in range(count)] for count in (many, 1, many)]
+        await a.send("first", "b:0")
+        assert await b.recv("a:0") == "first"
+        works = [a.send(each, "b:0") for each in (sent[0], sent[2])]
+        got = [await b.recv("a:0") for _ in works]
+        assert threads
+        assert threading.get_ident() not in threads
+        works.append(a.send(sent[1], "b:0"))
+        got.append(await b.recv("a:0"))
+        assert threading.get_ident() in threads
+        for each, count in zip(got, (many, many, 1), strict=True):
+            assert [tensor.cpu().tolist() for tensor in each] == [list(range(number + 1)) for number in range(count)]
+        for work in works:
+            await work
+        assert told(a).device_backend == "cuda_ipc"
+
+
+@pytest.mark.asyncio
+async def test_many_tensors_that_cannot_be_exported(fake: FakeAccelerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_out, "EXPORT_INLINE", 0)
+    async with workers() as pair:
+        fake.fail_next("export")
+        await exchange(pair, fake, count=2)
+        assert told(pair[0]).device_backend == "staging"
+
+
+@pytest.mark.asyncio
 async def test_a_backend_that_must_not_be_replaced(fake: FakeAccelerator, maker: FakeMaker) -> None:
     async with workers("nccl", fallback=False) as (a, b):
         maker.unmakable = "Duplicate GPU detected"
@@ -201,8 +243,11 @@ async def test_a_backend_that_must_not_be_replaced(fake: FakeAccelerator, maker:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("backend", ["cuda_ipc", "nccl"])
-async def test_cancelled_at_every_moment(fake: FakeAccelerator, maker: FakeMaker, backend: Backend) -> None:
+@pytest.mark.parametrize(("backend", "inline"), [("cuda_ipc", 1), ("cuda_ipc", 0), ("nccl", 1)])
+async def test_cancelled_at_every_moment(
+    fake: FakeAccelerator, maker: FakeMaker, backend: Backend, inline: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_out, "EXPORT_INLINE", inline)
     async with workers(backend) as pair:
         await cancel_at_every_moment(pair, fake)
     assert nothing_left(fake)
@@ -234,8 +279,11 @@ async def cancel_at_every_moment(pair: Pair, fake: FakeAccelerator) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("backend", ["cuda_ipc", "nccl"])
-async def test_a_worker_that_ends_in_the_middle(fake: FakeAccelerator, maker: FakeMaker, backend: Backend) -> None:
+@pytest.mark.parametrize(("backend", "inline"), [("cuda_ipc", 9), ("cuda_ipc", 0), ("nccl", 9)])
+async def test_a_worker_that_ends_in_the_middle(
+    fake: FakeAccelerator, maker: FakeMaker, backend: Backend, inline: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_out, "EXPORT_INLINE", inline)
     ended: list[Any] = []
     fake.limbo = True
     for turns in (0, 3, 6, 9, 15):
