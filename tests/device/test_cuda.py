@@ -53,7 +53,7 @@ class Driver:
         self.broken = False
         self.handle = MALLOC
         self.released = 0
-        self.current = "the program's stream"
+        self.current = dict.fromkeys(range(4), "the program's")  # streams, by device
         self.stats: dict[str, Any] = {}
 
     def is_available(self) -> bool:
@@ -85,13 +85,14 @@ class Driver:
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def stream(self, stream: str) -> Iterator[None]:
-        self.current, before = stream, self.current
+    def stream(self, stream: Any) -> Iterator[None]:
+        before = dict(self.current)
+        self.current[stream.device.index] = stream.name
         yield
         self.current = before
 
-    def Stream(self, device: int, priority: int) -> str:
-        return f"stream of ours on {device}"
+    def Stream(self, device: int, priority: int) -> Any:
+        return SimpleNamespace(device=torch.device("cuda", device), name="ours")
 
     def mem_get_info(self, index: int) -> tuple[int, int]:
         return 1000, 10_000
@@ -174,13 +175,37 @@ def test_closing_waits_for_no_stream_of_the_program(driver: Driver) -> None:
             return 3
 
         def __del__(self) -> None:
-            waited_for.append(driver.current)
+            waited_for.append(driver.current[3])
 
     memories: Any = [Memory(), Memory()]
     runtime.let_go(memories)
     assert memories == []
-    assert waited_for == ["stream of ours on 3"] * 2
-    assert driver.current == "the program's stream"
+    assert waited_for == ["ours"] * 2
+    assert driver.current[3] == "the program's"
+
+
+@pytest.mark.parametrize(("out", "source"), [(2, 1), (1, 2), (1, 1), (1, None), (None, 1)])
+def test_a_copy_uses_no_stream_of_the_program(driver: Driver, out: int | None, source: int | None) -> None:
+    """Torch takes those that are current on both devices."""
+    runtime = CudaRuntime()
+    used: list[str] = []
+
+    class Tensor:
+        def __init__(self, index: int | None) -> None:
+            self.is_cpu = index is None
+            self.device = torch.device("cpu") if index is None else torch.device("cuda", index)
+
+        def get_device(self) -> int:
+            return self.device.index
+
+        def copy_(self, source: Any, non_blocking: bool) -> None:
+            assert non_blocking
+            used.extend(driver.current[each.device.index] for each in (self, source) if not each.is_cpu)
+
+    target: Any = Tensor(out)
+    origin: Any = Tensor(source)
+    runtime.copy(target, origin, runtime.side_stream(1, "test"))
+    assert set(used) == {"ours"}
 
 
 def test_an_event_while_another_thread_captures_a_graph(driver: Driver) -> None:

@@ -23,8 +23,8 @@ _NO_COUNTER = b"/aiorlinf-no-counter"
 _PIECEWISE = b"e"
 """Second byte of torch's handles of memory that is mapped piece by piece (``expandable_segments:True``)."""
 
-_CLOSING = "closing"
-"""Purpose of a stream of ours."""
+_BETWEEN, _CLOSING = "between", "closing"
+"""Purposes of streams of ours."""
 
 _CAPTURING = "capturing"
 """Part of what CUDA says to a thread that asks for anything while another one captures a graph in the mode "global"."""
@@ -65,6 +65,16 @@ class CudaRuntime(TorchRuntime):
 
     def _make_stream(self, index: int) -> Stream:
         return _cuda.Stream(device=index, priority=_HIGH)
+
+    def copy(self, out: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
+        if out.is_cpu or source.is_cpu or out.device == source.device:
+            super().copy(out, source, stream)
+            return
+        # Torch copies between two devices on the source's current stream, behind and before the other one's. Of both, the one that is not
+        # given has to be ours, too, or the copy waits for what the program has given its own, and the program for the copy.
+        other = source if stream.device == out.device else out
+        with _cuda.stream(self.side_stream(other.get_device(), _BETWEEN)):
+            super().copy(out, source, stream)
 
     # Torch shares allocations. With each tensor it shares it sets up a counter in shared memory, which keeps the tensor until the other
     # side has let go of it, and puts itself between the tensor and the allocator for good: `record_stream` does nothing from then on, and
