@@ -186,10 +186,9 @@ class Connector:
         try:
             record = await manager.lookup(peer, 0.0)
         except RendezvousError:
-            error = old.cause()
-            if isinstance(error, PeerLeft):
+            if old.why is None:
                 raise PeerLeft(f"{old.identity} closed and has not come back", local=self._address, remote=peer) from None
-            raise PeerLost(f"{old.identity} is gone and has not come back ({error.message})", local=self._address, remote=peer) from None
+            raise PeerLost(f"{old.identity} is gone and has not come back ({old.why})", local=self._address, remote=peer) from None
         return record
 
     async def _until_up(self, link: Link, seconds: float) -> None:

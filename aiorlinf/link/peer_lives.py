@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from aiorlinf.address import Identity, Incarnation, WorkerAddress
-from aiorlinf.errors import AiorlinfError, PeerLeft, PeerLost
+from aiorlinf.errors import PeerLeft
 from aiorlinf.link.departures import Departures
 from aiorlinf.link.link import Link
 
@@ -17,10 +17,10 @@ log: logging.Logger = logging.getLogger("aiorlinf.link")
 
 
 class EndedLife(NamedTuple):
-    """A worker whose link has ended, and what makes an error of the cause."""
+    """A worker whose link has ended, and why; None if it said goodbye. One is kept for each address there ever was, so it is small."""
 
     identity: Identity
-    cause: Callable[[], AiorlinfError]
+    why: str | None
 
 
 class PeerLives:
@@ -56,15 +56,13 @@ class PeerLives:
         past = self.ended.get(peer)
         if past is None:
             return None, 0
-        over = isinstance(past.cause(), PeerLeft) or self._departures.refusal(past.identity) is not None
+        over = past.why is None or self._departures.refusal(past.identity) is not None
         return past.identity, past.identity.incarnation if over else 0
 
     def heard_of(self, identity: Identity) -> None:
         """It has connected to us, without a link so far. If it is gone before there is one, nobody has to wait for it."""
         if identity.incarnation >= self.newest.get(identity.address, 0) and not self.closed:
-            self.ended[identity.address] = EndedLife(
-                identity, lambda: PeerLost(f"{identity} is gone: its connection ended at its beginning")
-            )
+            self.ended[identity.address] = EndedLife(identity, f"{identity} is gone: its connection ended at its beginning")
 
     def meet(self, identity: Identity) -> None:
         """There is a link with this life of a worker. Of its earlier lives nothing is kept."""
@@ -84,7 +82,8 @@ class PeerLives:
         """The link was the one with this worker, and has ended."""
         if link.identity is not None and not self.closed:
             assert link.cause is not None
-            self.ended[link.remote] = EndedLife(link.identity, link.cause)
+            error = link.cause()
+            self.ended[link.remote] = EndedLife(link.identity, None if isinstance(error, PeerLeft) else error.message)
             if len(link.mailbox):
                 self._leave_behind(link)
 

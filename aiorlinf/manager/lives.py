@@ -8,6 +8,7 @@ said to be over stays over, and the numbers never go back, whoever had to start 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -53,7 +54,7 @@ class Lives:
     def learn(self, identity: Identity, end: End | None = None) -> bool:
         """Take this in; whether it was news."""
         known = self._newest.get(identity.address)
-        told = (identity.incarnation, end)
+        told = (identity.incarnation, None if end is None else _same(end))
         if known is not None and _rank(told) <= _rank(known):
             return False
         self._newest[identity.address] = told
@@ -77,6 +78,12 @@ class Lives:
     def end(self, address: WorkerAddress) -> End | None:
         """How the newest life ended; None if it goes on or there was none."""
         return self._newest.get(address, (Incarnation(0), None))[1]
+
+
+@functools.lru_cache(maxsize=64)
+def _same(end: End) -> End:
+    """Most lives end like others, and of those the table keeps every one for ever."""
+    return end
 
 
 def _rank(entry: tuple[Incarnation, End | None]) -> tuple[int, tuple[str, ...]]:

@@ -36,6 +36,13 @@ def test_a_life_that_is_over_stays_over() -> None:
     assert lives.end(A) is None
 
 
+def test_ends_that_read_the_same_are_kept_once() -> None:
+    lives = Lives()
+    for number in range(3):
+        assert lives.learn(life(1, f"w:{number}"), End("left", f"it closed {lives.next(A)}"))
+    assert len({id(lives.end(WorkerAddress(f"w:{number}"))) for number in range(3)}) == 1
+
+
 ENDS = st.none() | st.builds(End, st.sampled_from(["left", "lost"]), st.sampled_from(["x", "y"]))
 KNOWN = st.builds(Known, st.builds(life, st.integers(1, 4), st.sampled_from(["a:0", "b:0"])), ENDS)
 
