@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import NamedTuple, NewType
@@ -14,6 +15,8 @@ _GROUP = r"([A-Za-z_][A-Za-z0-9_.\-/]{0,63})"
 _RANK = r"(0|[1-9][0-9]{0,8})"
 _ADDRESS = re.compile(f"{_GROUP}:{_RANK}", re.ASCII)
 _RANGE = re.compile(rf"{_GROUP}:(?:\*|{_RANK}(?:-{_RANK})?)", re.ASCII)
+
+_CHECKED = 4096  # texts: programs name the same few peers in each call, and the check is a tenth of what a small message costs
 
 Incarnation = NewType("Incarnation", int)
 """How many lives a worker has had under one address, counted from 1 by the manager."""
@@ -35,12 +38,7 @@ class WorkerAddress(str):
     def __new__(cls, text: str) -> WorkerAddress:
         if type(text) is cls:
             return text
-        if _ADDRESS.fullmatch(str(text)) is None or not issubclass(type(text), str):
-            raise UsageError(
-                f"{text!r} is not a worker address",
-                hint="an address is group:rank, such as 'rollout:0'; the group starts with a letter",
-            )
-        return super().__new__(cls, text)
+        return _checked(text) if type(text) is str else _check(text)
 
     @property
     def group(self) -> str:
@@ -56,6 +54,18 @@ class WorkerAddress(str):
     def sort_key(self) -> tuple[str, int]:
         """Orders ``a:2`` before ``a:10``."""
         return (self.group, self.rank)
+
+
+def _check(text: str) -> WorkerAddress:
+    if _ADDRESS.fullmatch(str(text)) is None or not issubclass(type(text), str):
+        raise UsageError(
+            f"{text!r} is not a worker address",
+            hint="an address is group:rank, such as 'rollout:0'; the group starts with a letter",
+        )
+    return str.__new__(WorkerAddress, text)
+
+
+_checked = functools.lru_cache(_CHECKED)(_check)
 
 
 class Identity(NamedTuple):
