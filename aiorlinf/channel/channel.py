@@ -191,6 +191,10 @@ class Channel(Generic[T]):
 
         Gets are served in order of their coming; where a policy balances, among those of this consumer.
 
+        An item counts for `max_bytes` until somebody has taken it from its work, except in a local channel: who waits for several gets at
+        once with `wait_all`, which takes nothing before all are done, needs room for all of their items together (`asyncio.gather` and
+        `then` take each at once).
+
         Args:
             key: as given to `put`.
             device: all tensors of the item come there, copied on a stream of the library's own. None: those that were on an accelerator
@@ -423,9 +427,11 @@ class Channel(Generic[T]):
     def close(self) -> AsyncWork[None]:
         """Nothing more will be put by this handle. When the last producer has closed, the stream ends.
 
-        The work is done when the channel knows. A handle that has put can go on getting what is left. One that has only got leaves: what it
-        was chosen for goes to others, its gets that wait end with `ChannelClosed`. One that was not used counts as a producer that had
-        nothing to put. May be called again. Cancelling stops the waiting, not the closing.
+        What it has put before still comes, also what waits for room. The work is done when the channel knows, not when there was room.
+
+        A handle that has put can go on getting what is left. One that has only got leaves: what it was chosen for goes to others, its gets
+        that wait end with `ChannelClosed`. One that was not used counts as a producer that had nothing to put. May be called again.
+        Cancelling stops the waiting, not the closing.
         """
         return self._end(shutdown=False, immediate=False)
 

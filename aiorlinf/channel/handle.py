@@ -92,6 +92,12 @@ class Handle:
         if self.consumer is not None and self.consumer.row >= 0:
             self.queue.leave_consumer(self.consumer, now)
 
+    def cut_short(self, cause: str) -> None:
+        """Its worker is lost, and with it some of what was put before the close: that was no good end."""
+        producer = self.producer
+        if producer is not None and producer.state == "closed":
+            producer.state, producer.cause = "lost", cause
+
     def gone(self, now: float, cause: str | None) -> None:
         """Its worker is gone: lost for this cause, or (None) it has closed."""
         self._closed = True

@@ -138,6 +138,10 @@ class Intake:
         if not session.ended:
             self._deal_slots()
 
+    def complete(self, port: HostPort) -> bool:
+        """Everything that it has put is here and has room."""
+        return all(put.state == _ADMITTED and put.payload is not None for put in port.puts.values())
+
     def settle(self, port: HostPort, now: float) -> None:
         """The worker says nothing more about its puts: those whose items are here stay, the others are withdrawn."""
         queue = port.hosted.queue

@@ -372,7 +372,7 @@ def _keep(delivery: Delivery) -> None:
 def measure(obj: Any, depth: int = 0) -> int:
     """Bytes of the tensors, arrays and bytes in an object, also within lists, tuples and dicts."""
     if isinstance(obj, torch.Tensor):
-        return obj.nbytes
+        return obj.nbytes if obj.layout is torch.strided else 0  # a sparse one does not say
     if isinstance(obj, np.ndarray):
         return int(obj.nbytes)
     if isinstance(obj, (bytes, bytearray, memoryview, str)):

@@ -77,6 +77,7 @@ class ChannelQueue:
         self.went: RateMeter = RateMeter()
         self.redeliveries: int = 0
         self._line: deque[Put] = deque()  # puts that wait for room
+        self._emptied = False  # by a shutdown: nothing is kept any more
         self._pressing = False  # a put that does not wait has just found no room
         self._numbers = itertools.count(1)
         self._batches: set[Get] = set()  # those that wait, and perhaps some that do not any more
@@ -187,6 +188,10 @@ class ChannelQueue:
         """An admitted put's item is here, and its producer will not withdraw it."""
         if put.state != _ADMITTED:
             return
+        if self._emptied:
+            put.payload = None
+            self.retract(put, now)
+            return
         put.state = _OVER
         put.payload = payload
         put.since = now
@@ -209,6 +214,7 @@ class ChannelQueue:
             if self._line and self._line[-1] is put:
                 self._line.pop()
             self._admit_line()
+            self._check_end(now)
         elif put.state == PutState.ADMITTED:
             put.state = PutState.OVER
             self.admitted -= 1
@@ -238,7 +244,7 @@ class ChannelQueue:
         if self.length and not lane.items and self.dispatch.move_to(consumer, key, now) and self._served(get, lane, now):
             self._check_end(now)
             return
-        if self.roster.ended and self._drained(get):
+        if self.roster.ended and self._drained(get, self._coming()):
             self._dismiss(lane, get, self.roster.error("get"))
         elif get.nowait:
             self._dismiss(lane, get, ChannelEmpty(f"channel {self.name!r} is empty", operation="get_nowait"))
@@ -295,7 +301,7 @@ class ChannelQueue:
 
     def _pressed(self) -> bool:
         """A batch cannot grow: nothing more comes, or nothing more fits until something is taken."""
-        return self.roster.ended or self._pressing or self._first_waiting() is not None
+        return (self.roster.ended and not self.admitted) or self._pressing or self._first_waiting() is not None
 
     def _press(self, now: float) -> None:
         """A put finds no room. Those who wait for a larger batch are content with what there is, or both sides would wait for ever."""
@@ -459,7 +465,8 @@ class ChannelQueue:
         self._check_end(now)
 
     def leave_producer(self, producer: Producer, now: float, cause: str | None = None) -> None:
-        """A producer has closed, or is lost for this cause. Its puts are over: the caller has committed or retracted them."""
+        """A producer has closed: what it has put before that still comes, also where it waits for room. Or it is lost for this cause: the
+        caller has committed or retracted its puts."""
         self.roster.leave(producer, cause)
         self._check_end(now)
 
@@ -471,6 +478,7 @@ class ChannelQueue:
     def shutdown(self, by: str, now: float, *, immediate: bool = False) -> None:
         """End the stream for all. Puts that wait fail; items can still be taken, unless it is `immediate`."""
         self.roster.shutdown(by)
+        self._emptied = self._emptied or immediate
         line, self._line = self._line, deque()
         for put in line:
             if put.state == PutState.WAITING:
@@ -489,14 +497,19 @@ class ChannelQueue:
         if not self.roster.ended:
             return
         self._serve_all(now)
+        coming = self._coming()
         for _, _, lane in list(self.dispatch.lanes()):
             for get in lane.line():
-                if self._drained(get):
+                if self._drained(get, coming):
                     self._dismiss(lane, get, self.roster.error("get"))
 
-    def _drained(self, get: Get) -> bool:
+    def _coming(self) -> set[Key]:
+        """Of what still waits for room: its producers had put it before they closed."""
+        return {put.key for put in self._line if put.state == PutState.WAITING}
+
+    def _drained(self, get: Get, coming: set[Key]) -> bool:
         """Nothing is left that this get could still be given: also not what others have on lease and may give back."""
-        if self.admitted or self._leases.of_others(get.consumer):
+        if self.admitted or get.key in coming or self._leases.of_others(get.consumer):
             return False
         if self.dispatch.policy is None:
             return not len(self.dispatch.lane(None, get.key))

@@ -266,7 +266,6 @@ class Session:
         if each.bits & Bits.SHUTDOWN:
             port.hosted.queue.shutdown(port.handle.producer_name, now, immediate=bool(each.bits & Bits.IMMEDIATE))
         else:
-            self.intake.settle(port, now)
             port.handle.close(now)
         self._answer(each, None)
 
@@ -303,6 +302,8 @@ class Session:
             if delivery.open and not delivery.get.lease:
                 delivery.get.owner.hosted.queue.returned(delivery, now)
         for port in self.ports.values():
+            if cause is not None and not self.intake.complete(port):
+                port.handle.cut_short(cause)
             self.intake.settle(port, now)
         for port in self.ports.values():
             port.handle.gone(now, cause)

@@ -8,6 +8,7 @@ import json
 import math
 import pickle
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -29,7 +30,9 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-/]{0,54}", re.ASCII)
 _NEVER_ENDS = 2**31 - 1
 """Producers: so many never come."""
 
+_LARGEST = sys.float_info.max
 _MAX_KEY_BYTES = 1024
+_MAX_SHOWN = 80
 _MAX_DESCRIPTION = 400
 _MAX_POLICY_BYTES = 256 * 1024
 
@@ -216,11 +219,11 @@ def check_weight(weight: object) -> float:
     Raises:
         UsageError: not a finite number of at least 0.
     """
-    if type(weight) is int or type(weight) is float:
+    if type(weight) is float or (type(weight) is int and 0 <= weight <= _LARGEST):
         value = float(weight)
         if 0.0 <= value < math.inf:
             return value
-    raise UsageError(f"weight={weight!r} is not a finite number of at least 0", operation="put")
+    raise UsageError(f"weight={_shown(weight)} is not a finite number of at least 0", operation="put")
 
 
 def check_target(target: object) -> float:
@@ -229,11 +232,11 @@ def check_target(target: object) -> float:
     Raises:
         UsageError: not a finite number above 0.
     """
-    if type(target) is int or type(target) is float:
+    if type(target) is float or (type(target) is int and 0 <= target <= _LARGEST):
         value = float(target)
         if 0.0 < value < math.inf:
             return value
-    raise UsageError(f"target_weight={target!r} is not a finite number above 0", operation="get_batch")
+    raise UsageError(f"target_weight={_shown(target)} is not a finite number above 0", operation="get_batch")
 
 
 def check_key(key: Any) -> Key:
@@ -249,4 +252,12 @@ def check_key(key: Any) -> Key:
         size = len(key) if kind is bytes else len(key.encode("utf-8", "surrogatepass"))
         if size <= _MAX_KEY_BYTES:
             return key  # type: ignore[no-any-return]
-    raise UsageError(f"key={key!r:.80} cannot be a key", hint="a key is a text or bytes of at most 1 KiB, a whole number, or None")
+    raise UsageError(f"key={_shown(key)} cannot be a key", hint="a key is a text or bytes of at most 1 KiB, a whole number, or None")
+
+
+def _shown(value: object) -> str:
+    """For an error."""
+    try:
+        return repr(value)[:_MAX_SHOWN]
+    except ValueError:  # Python does not write whole numbers of thousands of digits
+        return f"a {type(value).__name__} of too many digits"

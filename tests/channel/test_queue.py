@@ -266,6 +266,20 @@ def test_the_end_waits_for_what_was_admitted() -> None:
     assert isinstance(desk.errors[put], ChannelClosed)
 
 
+def test_what_was_admitted_before_a_shutdown_that_leaves_nothing_is_not_kept() -> None:
+    desk = Desk(slow=True, policy=ShortestQueue())
+    consumer = desk.consumer("a")
+    put = desk.put(1, nbytes=10)
+    desk.queue.shutdown("p", 0.0, immediate=True)
+    get = desk.get("a")
+    assert get not in desk.errors, "it may still be withdrawn"
+    desk.queue.commit(put, 1, 0.0)
+    desk.work()
+    assert isinstance(desk.errors[get], ChannelClosed)
+    assert (desk.queue.length, desk.queue.nbytes, consumer.pending_items) == (0, 0, 0)
+    assert desk.queue.over
+
+
 # ---- leases
 
 

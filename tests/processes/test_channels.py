@@ -173,6 +173,28 @@ async def test_a_channel_outlives_its_maker() -> None:
         await asyncio.sleep(0.05)
 
 
+async def close_early(comm: Worker) -> None:
+    channel = await comm.connect_channel("c")
+    puts = [channel.put(number) for number in range(3)]
+    await puts[0]
+    await channel.close()
+    await comm.send("closed", "a:0")
+    await asyncio.Event().wait()
+
+
+async def test_a_producer_that_dies_with_puts_that_wait_has_not_closed_well() -> None:
+    async with init("a:0") as comm, worker(comm, "m:0", close_early) as maker:
+        channel = await comm.create_channel("c", maxsize=1)
+        assert await comm.recv("m:0") == "closed"
+        waiting = channel.get(key="another")
+        maker.kill()
+        with pytest.raises(ProducerLost, match="m:0"):
+            await waiting
+        assert await channel.get() == 0
+        with pytest.raises(ProducerLost, match="m:0"):
+            await channel.get()
+
+
 async def test_a_channel_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spawn, "_BOOTSTRAP", "import sys; sys.exit(3)")
     async with init("a:0") as comm:

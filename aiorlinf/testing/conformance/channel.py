@@ -96,6 +96,7 @@ class ChannelConformance:
                 {"x": tensor, "n": 3},
                 b"x" * LARGE,
                 [tensor, "y", tensor[:3]],
+                torch.eye(3).to_sparse(),
             ]
             for item in items:
                 await put.put(item)
@@ -221,6 +222,50 @@ class ChannelConformance:
             assert seen == [1, 2, 4]
             assert isinstance(await _until(get.get()), ChannelClosed)
             assert isinstance(await _until(get.put(1)), ChannelClosed)
+
+    @pytest.mark.parametrize("size", [3, LARGE])
+    async def test_closing_while_puts_wait_for_room(self, size: int) -> None:
+        """What was put before is put, and those who get wait for it, also for a key that has nothing in the channel yet."""
+        async with self.place(maxsize=2) as here:
+            put, get = await here.handle(), await here.handle()
+            puts = [put.put(torch.full((size,), float(number)), key=number // 6) for number in range(8)]
+            closing = put.close()
+            assert isinstance(await _until(put.put(8)), ChannelClosed)
+            last = [get.get(key=1) for _ in range(3)]
+            await _settle(get)
+            assert not any(work.done() for work in last)
+            await closing
+            assert [float((await get.get(key=0))[0]) for _ in range(6)] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+            assert [float((await work)[0]) for work in last[:2]] == [6.0, 7.0]
+            assert isinstance(await _until(last[2]), ChannelClosed)
+            assert isinstance(await _until(get.get(key=0)), ChannelClosed)
+            for work in puts:
+                await work
+
+    async def test_a_put_that_is_cancelled_after_the_close_is_waited_for_by_nobody(self) -> None:
+        async with self.place(maxsize=1) as here:
+            put, get = await here.handle(), await here.handle()
+            first, waiting = put.put("first", key="a"), put.put("never")
+            await put.close()
+            last = get.get()
+            await _settle(get)
+            assert not last.done()
+            assert waiting.cancel()
+            assert isinstance(await _until(last), ChannelClosed)
+            assert await get.get(key="a") == "first"
+            await first
+
+    async def test_batches_of_what_was_put_just_before_the_close(self) -> None:
+        async with self.place() as here:
+            put, get = await here.handle(), await here.handle()
+            batches = [get.get_batch(100), get.get_batch(100)]
+            await _settle(get)
+            puts = [put.put(number) for number in range(10)]
+            await put.close()
+            assert await batches[0] == list(range(10))
+            assert isinstance(await _until(batches[1]), ChannelClosed)
+            for work in puts:
+                await work
 
     async def test_one_handle_for_both(self) -> None:
         async with self.place() as here:
@@ -499,6 +544,9 @@ class ChannelConformance:
             for call in (
                 lambda: channel.put(1, weight=-1),
                 lambda: channel.put(1, weight=float("nan")),
+                lambda: channel.put(1, weight=10**400),
+                lambda: channel.get(key=10**5000),
+                lambda: channel.get_batch(10**400),
                 lambda: channel.put(1, weight="2"),  # type: ignore[call-overload]  # that is what is tested
                 lambda: channel.put(1, key=1.5),  # type: ignore[call-overload]
                 lambda: channel.put(1, key=True),
