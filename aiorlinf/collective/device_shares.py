@@ -13,6 +13,7 @@ so does the broadcast, for its own word is missing.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +66,10 @@ async def survey(circle: Circle, flat: Flat, departure: Departure, hosts: Mappin
     """
     if not device_leaves(flat):
         return Survey((), {})
-    links = await acquainted(circle, circle.others)
     here = hosts[circle.local]
+    count = Counter(hosts[member] for member in circle.others)
+    # Who is alone on another host shares nothing: it need not look at its devices, which starts them.
+    links = await acquainted(circle, [member for member in circle.others if hosts[member] == here or count[hosts[member]] > 1])
     readers = [member for member, devices in links.items() if hosts[member] == here and devices.reads(departure)]
     sources = {(here, runtime.kind, runtime.identity(index).uuid) for runtime, index, _ in departure.devices.values()}
     landings = {member: devices.landing for member, devices in links.items()}

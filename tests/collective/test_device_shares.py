@@ -145,6 +145,21 @@ def zeros_for(fake: FakeAccelerator, sent: dict[str, Any]) -> dict[str, torch.Te
 
 
 @pytest.mark.asyncio
+async def test_who_is_alone_on_a_host_is_not_asked_for_its_devices(fake: Weighed) -> None:
+    """To look at them starts them."""
+    async with company(["a", "b", "c", "c"]) as workers:
+        sent = object_of(fake, 1)
+        got = await workers.all(sharing(workers, sent))
+        for each in got[1:]:
+            check(fake, each, 1, "fake:0")
+        links = [workers.workers[0]._table.peek(WorkerAddress(address)) for address in workers.addresses[1:]]
+        facts = [link.sender.devices._peer for link in links if link is not None and link.sender.devices is not None]
+        assert [each is not None for each in facts] == [False, True, True]
+        del got, each, sent
+        await nothing_left(workers, fake)
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("islands", [True, False])
 async def test_into_the_tensors_that_are_there(fake: Weighed, islands: bool) -> None:
     """The keeper lends them as they are; each is written to behind what its own stream was given before."""
