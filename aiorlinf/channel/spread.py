@@ -51,6 +51,19 @@ class _Part(GetCall):
         self.whole.part_failed(self, error)
 
 
+class _PutUnderWay(Entry):
+    """A put that its handle's close waits for."""
+
+    __slots__ = ("_over",)
+    counts = False
+
+    def __init__(self, over: Callable[[], None]) -> None:
+        self._over = over
+
+    def _settled(self, work: AsyncWork[Any]) -> None:
+        self._over()
+
+
 class _SpreadGet(Entry):
     """A get that waits at several replicas. The first that has something ends the caller's work, and then the others stop.
 
@@ -151,6 +164,9 @@ class SpreadPort:
         self._replicas = ReplicaTable(node, primary, own, open_replica, self._opened)
         self._producing = False
         self._puts: list[PutCall] | None = None  # that wait until we are known as a producer
+        self._under_way = 0  # puts
+        self._closed = False
+        self._leaving = False  # once those are over
         self._over = False
         self._timer: asyncio.TimerHandle | None = None
         self._replicas.find(nodes)
@@ -176,6 +192,12 @@ class SpreadPort:
     # ---- puts
 
     def start_put(self, call: PutCall) -> None:
+        if self._closed:
+            self._give_up(call, ChannelClosed(f"this handle of channel {self.name!r} was closed", operation="put"))
+            return
+        if call.work is not None:
+            self._under_way += 1
+            call.work._attach(_PutUnderWay(self._put_over))
         if self._puts is not None:
             self._puts.append(call)
         elif self._producing:
@@ -207,6 +229,14 @@ class SpreadPort:
                 port.start_put(call)
 
         self._replicas.with_home(call.key, routed)
+
+    def _put_over(self) -> None:
+        self._under_way -= 1
+        if self._leaving and not self._under_way:
+            self._leaving = False
+            work: AsyncWork[None] = AsyncWork(self.home, "close")
+            watch(work, lambda _: None)
+            self._tell_all(work, shutdown=False, immediate=False)
 
     def _give_up(self, call: PutCall, error: AiorlinfError) -> None:
         self.primary.forget_put(call)
@@ -354,6 +384,17 @@ class SpreadPort:
             port.report(free_memory)
 
     def close(self, work: AsyncWork[None], *, shutdown: bool, immediate: bool) -> None:
+        if shutdown:
+            self._tell_all(work, shutdown=True, immediate=immediate)
+            return
+        self._closed = True
+        if self._under_way:  # what was put before comes first, and may wait for room for long
+            self._leaving = True
+            work._finish(None)
+        else:
+            self._tell_all(work, shutdown=False, immediate=False)
+
+    def _tell_all(self, work: AsyncWork[None], *, shutdown: bool, immediate: bool) -> None:
         """The first replica hears of it last: when it ends the stream, what we have put elsewhere is there."""
         others = [port for port in self._replicas.others() if port.lost is None]
         missing = len(others)

@@ -158,6 +158,34 @@ async def test_the_stream_ends_when_all_producers_have_closed() -> None:
                 await channel.put(1)
 
 
+async def test_what_was_put_before_the_close_comes_from_every_replica() -> None:
+    """Also what had not found its replica yet, and what waits for room there."""
+    async with nodes("a", "b", "c") as here:
+        one, two, get = await here.handle("a", maxsize=2), await here.handle("b"), await here.handle("c")
+        keys: list[Key] = [None, 0, 1, 2]
+        puts = [one.put(torch.full((LARGE if number % 3 else 3,), float(number)), key=keys[number % 4]) for number in range(24)]
+        puts += [two.put(torch.full((3,), float(number)), key=keys[number % 4]) for number in range(24, 48)]
+        await asyncio.gather(one.close(), two.close())
+        with pytest.raises(ChannelClosed):
+            await one.put(48)
+
+        async def drain(key: Key) -> list[float]:
+            found = []
+            while True:
+                try:
+                    found.append(float((await get.get(key=key))[0]))
+                except ChannelClosed:
+                    return found
+
+        found = await asyncio.gather(*map(drain, keys))
+        assert sorted(number for own in found for number in own) == [float(number) for number in range(48)]
+        for own in found[1:]:
+            for half in ([number for number in own if number < 24], [number for number in own if number >= 24]):
+                assert half == sorted(half)
+        for put in puts:
+            await put
+
+
 async def test_a_lease_elsewhere_may_come_back_after_the_end() -> None:
     async with nodes("a", "b") as job:
         put, one, two = await job.handle("b"), await job.handle("a"), await job.handle("b")
