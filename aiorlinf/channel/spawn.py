@@ -23,8 +23,7 @@ PATH_ENV = "AIORLINF_CHANNEL_PATH"
 """The variable in which a channel worker finds the module search path; it is taken out of the environment."""
 
 _BOOTSTRAP = (
-    f"import json, os, sys; sys.path[:] = json.loads(os.environ.pop({PATH_ENV!r})); "
-    "from aiorlinf.launch.channel_worker import main; sys.exit(main())"
+    f"import json, os, sys; sys.path[:] = json.loads(os.environ.pop({PATH_ENV!r})); from aiorlinf.launch.channel_worker import run; run()"
 )
 _END_SECONDS = 8.0
 _LOOK_SECONDS = 0.01

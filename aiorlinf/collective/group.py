@@ -13,6 +13,7 @@ from aiorlinf.collective.calls import CollectiveCalls
 from aiorlinf.collective.circle import Circle
 from aiorlinf.errors import UsageError
 from aiorlinf.link.link import LinkStats
+from aiorlinf.link.pending import CALLS_BIT
 from aiorlinf.work.base import AsyncWork
 
 if TYPE_CHECKING:
@@ -28,14 +29,16 @@ def context_of(members: Sequence[WorkerAddress], name: str | None) -> int:
     """
     if name is None and len(members) == 2:
         return 0
-    text = "\n".join([name or "", *sorted(members)])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") or 1
+    return _number([name or "", *sorted(members)]) & ~CALLS_BIT or 1
 
 
 def circle_context(members: Sequence[WorkerAddress], name: str | None) -> int:
     """As `context_of`, for the collectives of these workers."""
-    text = "\n".join(["collectives", name or "", *sorted(members)])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") or 1
+    return _number(["collectives", name or "", *sorted(members)]) | CALLS_BIT
+
+
+def _number(parts: Sequence[str]) -> int:
+    return int.from_bytes(hashlib.blake2b("\n".join(parts).encode(), digest_size=4).digest(), "little")
 
 
 class CollectiveGroup(CollectiveCalls):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from aiorlinf.link.link import Link
     from aiorlinf.link.outgoing import Outgoing
 
-__all__ = ["PendingOperation", "Reporter", "pending_on", "pending_receive", "since"]
+__all__ = ["CALLS_BIT", "PendingOperation", "Reporter", "pending_on", "pending_receive", "since"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,10 @@ class PendingOperation:
         if self.site is not None:
             parts.append(f"begun at {self.site}")
         return ", ".join(parts)
+
+
+CALLS_BIT = 1 << 31
+"""Contexts with this bit are of collectives: also where nobody has called the collective yet, its messages are not a user's own."""
 
 
 class Reporter(Protocol):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from aiorlinf.link.diagnosis import busy_at, hidden_contexts, pending
+from aiorlinf.link.pending import CALLS_BIT
 
 if TYPE_CHECKING:
     from aiorlinf.link.link import Link, LinkStats
@@ -75,7 +76,8 @@ def _link(link: LinkStats) -> dict[str, Any]:
 
 
 def _unread_tags(link: Link, hidden: Collection[int]) -> list[int]:
-    return sorted({key & 0xFFFFFFFF for key in link.mailbox.unread_keys() if key >> 32 not in hidden})[:_TAGS]
+    shown = (key for key in link.mailbox.unread_keys() if key >> 32 not in hidden and not key >> 32 & CALLS_BIT)
+    return sorted({key & 0xFFFFFFFF for key in shown})[:_TAGS]
 
 
 def _channel(channel: dict[str, Any], entries: int) -> dict[str, Any]:

@@ -61,10 +61,11 @@ class LocalCluster:
     async def __aenter__(self) -> Self:
         await self.start_manager()
         try:
-            await asyncio.gather(*(self.join(address) for address in self._initial))
+            workers = await asyncio.gather(*(self.join(address) for address in self._initial))
         except BaseException:
             await self._end()
             raise
+        self._living = {worker.address: worker for worker in workers}  # in the order that was asked for, not that of their answers
         return self
 
     async def __aexit__(self, *error: object) -> None:

@@ -50,6 +50,7 @@ DEFAULT_LIMIT_S = 30.0
 """Seconds that a test waits for anything of another process, unless it says otherwise."""
 
 _THIS = "aiorlinf.testing.spawned"
+_FROZEN = "aiorlinf.testing.frozen"
 _LOOK_S = 0.005
 _END_S = 10.0
 
@@ -403,7 +404,7 @@ def _preload() -> None:
     server: Any = getattr(forkserver, "_forkserver", None)
     names = getattr(server, "_preload_modules", None)
     if names is not None and _THIS not in names and getattr(server, "_forkserver_pid", None) is None:
-        forkserver.set_forkserver_preload([*names, _THIS])
+        forkserver.set_forkserver_preload([*(name for name in names if name != _FROZEN), _THIS, _FROZEN])
 
 
 def _main(connection: Connection, log: str, env: dict[str, str], call: _Call) -> None:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from aiorlinf import CollectiveGroup, Worker, init
 from aiorlinf.address import WorkerAddress
-from aiorlinf.collective.group import context_of
+from aiorlinf.collective.group import circle_context, context_of
 from aiorlinf.errors import UsageError
+from aiorlinf.link.pending import CALLS_BIT
 
 __all__: list[str] = []
 
@@ -32,7 +33,7 @@ def test_a_context_does_not_depend_on_the_order_of_the_members() -> None:
 
 @given(st.text(min_size=1, max_size=20))
 def test_a_context_fits_its_place_in_the_stream_key(name: str) -> None:
-    assert 0 < context_of([A, B], name) < 1 << 32
+    assert 0 < context_of([A, B], name) < CALLS_BIT <= circle_context([A, B], name) < 1 << 32
 
 
 def test_names_and_members_make_different_contexts() -> None:

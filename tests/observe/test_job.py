@@ -71,6 +71,11 @@ async def test_a_message_under_another_tag_is_told() -> None:
         await a.send("hello", "b:0", tag=3)
         receiving = b.recv("a:0")
         of_no_interest = a.broadcast("has tags of its own", root="a:0", members=["a:0", "b:0"])
+        async with asyncio.timeout(10):
+            while (
+                sum(link.stats().unread_messages for link in b._table.links()) < 2
+            ):  # also of a collective that has not been called here yet
+                await asyncio.sleep(0.01)
         state = await look(client, lambda state: bool((report := of(state, "b:0").report) and report["links"][0]["unread_tags"]))
         assert [wait.text for wait in state.waits if wait.worker == "b:0"] == ["recv from a:0 tag 0, unread is tag 3"]
         report = of(state, "b:0").report
