@@ -119,6 +119,10 @@ def test_one_that_joins_by_itself(company: Company) -> None:
 
 def test_who_is_killed_is_lost_at_once_and_comes_back_as_another_life(company: Company) -> None:
     before, life, _ = company.get(company.trainer.facts.remote())
+    # They know each other, whichever test comes first: who waits for one that he has never had to do with waits for its next life, too.
+    sums = company.trainer.step.remote("player:0")
+    company.get(company.player.send.remote("trainer:0", 5))
+    assert company.get(company.player.recv.remote("trainer:0")) == {"answer": company.get(sums)}
     waiting = company.player.recv_or_error.remote("trainer:0")
     company.get(company.player.ways.remote())
     company.ray.kill(company.trainer, no_restart=False)
