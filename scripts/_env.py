@@ -91,7 +91,6 @@ def _install(lock: TextIO, *, afresh: bool) -> int:
         "--quiet",
         "--disable-pip-version-check",
         "--no-input",
-        "--no-compile",  # half of the time, for modules of which most are never imported; each is compiled when it is
     ]
     command += ["--constraint", str(CONSTRAINTS), "--editable", f"{ROOT}[test,examples,observe]"]
     # pip holds the lock too: should we be killed, nobody starts a second one beside it.

@@ -35,7 +35,7 @@ def main() -> int:
     there = sysconfig.get_path("purelib", vars={"base": str(VENV), "platbase": str(VENV)})
     (Path(there) / "below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
     command = [sys.executable, "-m", "pip", "--python", str(PYTHON), "install", "--quiet", "--quiet", "--disable-pip-version-check"]
-    status = subprocess.run([*command, "--no-input", "--no-compile", "--constraint", str(CONSTRAINTS), *extra], check=False).returncode
+    status = subprocess.run([*command, "--no-input", "--constraint", str(CONSTRAINTS), *extra], check=False).returncode
     if status == 0:
         STAMP.write_text(wanted)
     return status
