@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import zlib
@@ -12,7 +11,7 @@ import pytest
 
 from tests.short_stacks import shorten
 
-__all__ = ["pytest_collection_finish", "pytest_collection_modifyitems", "pytest_plugins"]
+__all__ = ["pytest_collection_modifyitems", "pytest_plugins"]
 
 # pytest-asyncio's own option reaches only the loops that it makes. This reaches loops in threads and child processes too.
 os.environ["PYTHONASYNCIODEBUG"] = "1"
@@ -37,9 +36,3 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
-
-
-def pytest_collection_finish() -> None:
-    """What is there before the first test stays: collections, of which many a test makes one, need not look through it each time."""
-    gc.collect()
-    gc.freeze()
