@@ -5,7 +5,7 @@ sender and a receiver record of one message is found to belong together, and not
 its place among all messages of the worker (`order`), by which it is known from there on.
 
 What happens to each small message is packed, in the order of bytes of the machine, into a sequence for each kind of event (`Packed`). That
-costs half of what objects of Python would that are kept until they are written, and for them the collector of garbage would have to run.
+costs less than objects of Python that are kept until they are written, for which the collector of garbage would have to run, too.
 
 =============  ======================================================================================================================
 SENT_SMALL     time, number, stream, bytes, link: written whole at once, and done
