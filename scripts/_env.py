@@ -92,6 +92,9 @@ def _install(lock: TextIO, *, afresh: bool) -> int:
         "--disable-pip-version-check",
         "--no-input",
     ]
+    if not sys.dont_write_bytecode:
+        # Half of the time would go into compiling modules of which most are never imported; each is compiled when it is.
+        command.append("--no-compile")
     command += ["--constraint", str(CONSTRAINTS), "--editable", f"{ROOT}[test,examples,observe]"]
     # pip holds the lock too: should we be killed, nobody starts a second one beside it.
     return subprocess.run(command, check=False, pass_fds=(lock.fileno(),)).returncode

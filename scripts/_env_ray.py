@@ -35,6 +35,8 @@ def main() -> int:
     there = sysconfig.get_path("purelib", vars={"base": str(VENV), "platbase": str(VENV)})
     (Path(there) / "below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
     command = [sys.executable, "-m", "pip", "--python", str(PYTHON), "install", "--quiet", "--quiet", "--disable-pip-version-check"]
+    if not sys.dont_write_bytecode:
+        command.append("--no-compile")  # see _env.py
     status = subprocess.run([*command, "--no-input", "--constraint", str(CONSTRAINTS), *extra], check=False).returncode
     if status == 0:
         STAMP.write_text(wanted)
