@@ -106,7 +106,7 @@ class Directory:
         self._lives = Lives(lives)
         self._names = Names()
         self._waiting = Waiting()
-        self._watchers = Watchers()
+        self._watchers = Watchers(self._worth_hearing_of)
         self._inspections = Inspections()
 
     # ------------------------------------------------------------------------------------------------- sessions and time
@@ -304,6 +304,8 @@ class Directory:
     def watch(self, session: SessionId, request: Watch) -> list[Instruction]:
         """A worker has links with these."""
         if self._watchers.count(session) + len(request.workers) > MAX_WATCHED:
+            self._watchers.look_through(session)
+        if self._watchers.count(session) + len(request.workers) > MAX_WATCHED:
             raise WireError(f"one connection wants the news of more than {MAX_WATCHED} workers")
         out: list[Instruction] = []
         for identity in request.workers:
@@ -320,6 +322,10 @@ class Directory:
             if self.config is None:
                 self.config = request.config
             self._expected.learn(request.expected, (member.identity.address for member in self._roster))
+
+    def _worth_hearing_of(self, session: SessionId, address: WorkerAddress) -> bool:
+        """It lives, or the session waits for it. Of a life that is over it has heard."""
+        return self._roster.get(address) is not None or self._waiting.waits(session, address)
 
     # ---------------------------------------------------------------------------------------------------------- questions
 

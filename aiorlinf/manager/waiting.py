@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from aiorlinf.address import WorkerAddress
@@ -39,6 +39,10 @@ class Waiting:
 
     def __len__(self) -> int:
         return sum(map(len, self._by_session.values()))
+
+    def waits(self, session: SessionId, key: Key) -> bool:
+        """Whether this session has asked for this."""
+        return any(asker == session for asker, _ in self._by_key.get(key, ()))
 
     def on(self, key: Key) -> int:
         """How many wait for this."""
@@ -98,17 +102,40 @@ class Waiting:
 
 
 class Watchers:
-    """Who hears of which workers: of those it asked for or has links with, or of all."""
+    """Who hears of which workers: of those it asked for or has links with, or of all.
 
-    def __init__(self) -> None:
+    A session that lives long asks for workers without end, of which most are gone: as those that it hears of have doubled, they are looked
+    through, and the useless ones forgotten.
+
+    Args:
+        useful: whether a session may still have to hear of a worker.
+    """
+
+    FEW = 1024
+    """So many of one session are never looked through."""
+
+    def __init__(self, useful: Callable[[SessionId, WorkerAddress], bool]) -> None:
+        self._useful = useful
+        self._look_at: dict[SessionId, int] = {}  # looked through at this number, if it is not `FEW`
         self._of: dict[WorkerAddress, set[SessionId]] = {}
         self._by: dict[SessionId, set[WorkerAddress]] = {}
         self._of_all: set[SessionId] = set()
 
     def add(self, session: SessionId, address: WorkerAddress) -> None:
         """It hears of this worker from now on."""
-        self._by.setdefault(session, set()).add(address)
+        mine = self._by.setdefault(session, set())
+        mine.add(address)
         self._of.setdefault(address, set()).add(session)
+        if len(mine) > self.FEW and len(mine) > self._look_at.get(session, self.FEW):
+            self.look_through(session, address)
+
+    def look_through(self, session: SessionId, new: WorkerAddress | None = None) -> None:
+        """Forget what it need not hear of any more, but for this one, which it has only just asked for."""
+        mine = self._by.get(session, set())
+        for address in [address for address in mine if address != new and not self._useful(session, address)]:
+            mine.discard(address)
+            self._unwatched(session, address)
+        self._look_at[session] = 2 * len(mine)
 
     def add_all(self, session: SessionId) -> None:
         """It hears of all."""
@@ -121,11 +148,15 @@ class Watchers:
     def remove(self, session: SessionId) -> None:
         """The session is gone."""
         self._of_all.discard(session)
+        self._look_at.pop(session, None)
         for address in self._by.pop(session, ()):
-            watchers = self._of[address]
-            watchers.discard(session)
-            if not watchers:
-                del self._of[address]
+            self._unwatched(session, address)
+
+    def _unwatched(self, session: SessionId, address: WorkerAddress) -> None:
+        watchers = self._of[address]
+        watchers.discard(session)
+        if not watchers:
+            del self._of[address]
 
     def of(self, address: WorkerAddress) -> Iterable[SessionId]:
         """Who hears of it, in order."""

@@ -329,6 +329,7 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = Directory(job="j", config={})
+        self.directory._watchers.FEW = 1
         self.there: set[SessionId] = set()
         self.numbers = 0
         self.open: set[tuple[SessionId, int]] = set()  # look-ups without an answer
@@ -420,6 +421,12 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def consistent(self) -> None:
         self.directory.check()
+
+    @invariant()
+    def who_waits_hears_of_it(self) -> None:
+        for session, _, question in self.directory.waiting:
+            if isinstance(question.key, WorkerAddress):
+                assert session in self.directory._watchers.of(question.key)
 
 
 AnyOrder.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

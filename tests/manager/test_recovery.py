@@ -33,6 +33,7 @@ from aiorlinf.manager.requests import (
     Withdraw,
 )
 from aiorlinf.manager.roster import Patience
+from aiorlinf.manager.waiting import Watchers
 
 SILENT, BROKEN, CLOSED, RECOVERY = 12, 6, 2, 8
 A, B, C, D = map(SessionId, range(1, 5))
@@ -244,6 +245,31 @@ def test_too_many_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     made = make(A)
     with pytest.raises(WireError, match="more than 1 workers"):
         made.watch(A, Watch((who("b:0"), who("b:1"))))
+
+
+def test_workers_that_are_gone_do_not_count_as_watched_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory_module, "MAX_WATCHED", 3)
+    made = make(A)
+    for number in range(20):  # one after the other
+        made.watch(A, Watch((who(f"c:{number}"),)))
+        assert lost(made.learn(Learn((Known(who(f"c:{number}"), End("left", "it closed")),)))) == [f"c:{number}"]
+        made.check()
+
+
+def test_a_session_that_asks_without_end_is_not_remembered_for_all_of_it() -> None:
+    made = make(A, B)
+    made.register(B, register("b:0"))
+    asked = [WorkerAddress(f"b:{number}") for number in range(20 * Watchers.FEW)]
+    for number, address in enumerate(asked):
+        made.lookup(A, Lookup(number, address, 5.0))
+        if number >= 2:  # those of 0 and 1 wait on
+            made.expire(A, number, 5.0)
+    assert made._watchers.count(A) <= Watchers.FEW + 3
+    made.check()
+    assert [tell for tell in made.drop(B, "gone") + ticks(made, CLOSED) if isinstance(tell, Tell)] != []
+    made.join(C, "127.0.0.1")  # what it waits for it hears of
+    assert (A, 0) in answers(made.register(C, register("b:1")))
+    assert [tell.session for tell in made.unregister(C, Unregister(2)) if isinstance(tell, Tell)] == [A]
 
 
 # -------------------------------------------------------------------------------------------------------------- named things
