@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from aiorlinf.address import WorkerAddress
+from aiorlinf.address import Identity, WorkerAddress
 from aiorlinf.errors import AiorlinfError, DeclaredDead, InternalError, LinkError, PeerLeft, PeerLost, RendezvousError
 from aiorlinf.link.dial import Refused, dial, dial_unix
 from aiorlinf.link.half_made import HalfMade
@@ -125,6 +125,7 @@ class Connector:
         pause = _RETRY_FIRST_SECONDS
         tried: dict[str, str] = {}
         old = seen = self._ties.lives.ended.get(peer)
+        met: Identity | None = None  # a life that has answered
         while link.state is LinkState.CONNECTING:
             if (ended := self._ties.lives.ended.get(peer)) is not seen:
                 old = seen = ended
@@ -149,9 +150,11 @@ class Connector:
                 tried[where] = f"no answer within {network.connect_timeout_s:g} s"
             except OSError as error:
                 local = local_failure(error)
-                if manager.away and old is not None and isinstance(error, ConnectionRefusedError):
-                    # Its connection ended, nobody listens there, and the manager cannot be asked: that is what a death looks like.
-                    raise PeerLost(f"{old.identity} is gone, and nobody listens at {where}", local=self._address, remote=peer) from error
+                if isinstance(error, ConnectionRefusedError) and (old is not None or record.identity == met):
+                    # Its connection ended, and nobody listens there: that is what a death looks like, also before the manager knows of it.
+                    raise self._gone(record.identity, old, f"nobody listens at {where} any more") from error
+                if isinstance(error, ConnectionResetError):
+                    met = record.identity
                 if local is not None:
                     raise LinkError(f"{peer} cannot be reached: {local}", local=self._address, remote=peer, address=where) from error
                 tried[where] = os.strerror(error.errno) if error.errno and not isinstance(error, ssl.SSLError) else str(error)
@@ -186,10 +189,15 @@ class Connector:
         try:
             record = await manager.lookup(peer, 0.0)
         except RendezvousError:
-            if old.why is None:
-                raise PeerLeft(f"{old.identity} closed and has not come back", local=self._address, remote=peer) from None
-            raise PeerLost(f"{old.identity} is gone and has not come back ({old.why})", local=self._address, remote=peer) from None
+            raise self._gone(old.identity, old, "has not come back") from None
         return record
+
+    def _gone(self, identity: Identity, old: EndedLife | None, what: str) -> PeerLeft | PeerLost:
+        """The error of a life that had a connection with us, and has none any more."""
+        if old is not None and old.why is None:
+            return PeerLeft(f"{identity} closed and {what}", local=self._address, remote=identity.address)
+        why = "its connection ended at its beginning" if old is None else old.why
+        return PeerLost(f"{identity} is gone and {what} ({why})", local=self._address, remote=identity.address)
 
     async def _until_up(self, link: Link, seconds: float) -> None:
         """Wait, or less if the peer connects to us meanwhile."""
@@ -217,7 +225,9 @@ class Connector:
             handshake = ClientHandshake(me.token, hello, remote=f"unix:{record.unix}")
             try:
                 return *await dial_unix(self._home.loop, record.unix, handshake, timeout), handshake
-            except OSError as error:  # another namespace after all, or too many at once: there is still TCP
+            except (TimeoutError, ConnectionResetError, BlockingIOError):
+                raise  # it is there, and stands still, or has no room: so it is with TCP, and what has come by that stays with it
+            except OSError as error:  # another namespace after all: there is still TCP
                 log.info("%s connects to %s over TCP: %s", me.identity, record.identity, error)
         return await self.dial_tcp(me, record, hello, timeout)
 
