@@ -103,6 +103,10 @@ def test_records_are_frozen() -> None:
         ("cluster.network.connect_timeout_s", 0, "0.0 is out of range; allowed: above 0 and at most 86400"),
         ("cluster.network.connect_timeout_s", float("nan"), "a number is expected, not nan"),
         ("cluster.network.connect_timeout_s", float("inf"), "a number is expected, not inf"),
+        ("cluster.network.connect_timeout_s", 10**400, "a number is expected, not 1000000"),
+        pytest.param("cluster.network.connect_timeout_s", 10**5000, "expected, not a number of thousands of digits", id="no float"),
+        pytest.param("cluster.collective.window_bytes", 10**5000, "a number of thousands of digits is out of range", id="huge"),
+        ("cluster.collective.window_bytes", 10**100, "000... is out of range; allowed: at least 1"),
         ("cluster.network.connect_timeout_s", "1e-3", "not the text '1e-3' (write 0.001, without quotes and with a decimal point)"),
         ("cluster.network.connect_timeout_s", "soon", "a number is expected, not the text 'soon'"),
         ("cluster.network.port_range", [5], "a list of 2 (a whole number, a whole number) or null is expected, not [5]"),
@@ -169,6 +173,9 @@ def test_an_error_in_a_file_names_file_and_line(tmp_path: Path) -> None:
         ("cluster: &x {collective: *x}", "is not valid YAML"),
         ("? [1, 2]\n: 3\n", "is not valid YAML"),
         ("cluster: " + "[" * 1500, "is not valid YAML"),
+        ("cluster: {network: {connect_timeout_s: 2024-13-45}}", "is not valid YAML: month must be in 1..12"),
+        ("cluster: {collective: {window_bytes: " + "9" * 5000 + "}}", "is not valid YAML"),
+        ("cluster: {collective: {window_bytes: !!int many}}", "is not valid YAML"),
     ],
 )
 def test_bad_files(text: str, said: str, tmp_path: Path) -> None:
@@ -409,7 +416,10 @@ def test_an_emulation_that_is_off_is_still_checked() -> None:
             "another delay by crossdc",
         ),
         ({"bandwidth_groups": [{"members": "a:*"}]}, "bandwidth_groups[0].bandwidth_mbps", "this key is required"),
-        ({"bandwidth_groups": [{"members": "a:*", "bandwidth_mbps": 0}]}, "bandwidth_groups[0].bandwidth_mbps", "allowed: above 0 and at"),
+        ({"bandwidth_groups": [{"members": "a:*", "bandwidth_mbps": 0}]}, "bandwidth_groups[0].bandwidth_mbps", "allowed: at least 0.001"),
+        ({"bandwidth_groups": [{"members": "a:*", "bandwidth_mbps": 5e-324}]}, "bandwidth_groups[0].bandwidth_mbps", "is out of range"),
+        ({"bandwidth_groups": [{"members": "a:*", "bandwidth_mbps": True}]}, "bandwidth_groups[0].bandwidth_mbps", "not True"),
+        ({"crossdc_pairs": [{"src": "a:0", "dst": "b:0", "delay_ms": float("nan")}]}, "crossdc_pairs[0].delay_ms", "expected, not nan"),
         ({"bandwidth_groups": [{"members": ["a:x"], "bandwidth_mbps": 1}]}, "bandwidth_groups[0].members[0]", "do you mean a:*?"),
     ],
 )

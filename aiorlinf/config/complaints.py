@@ -30,7 +30,7 @@ def check_rules(value: object, path: str, rules: Mapping[str, Any]) -> None:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         low, high, above = rules.get("min"), rules.get("max"), rules.get("above")
         if (low is not None and value < low) or (high is not None and value > high) or (above is not None and value <= above):
-            raise ConfigError(path, f"{value} is out of range; allowed: {_range(rules)}")
+            raise ConfigError(path, f"{describe(value)} is out of range; allowed: {_range(rules)}")
 
 
 def _range(rules: Mapping[str, Any]) -> str:
@@ -72,7 +72,10 @@ def describe(value: object) -> str:
         return "null"
     if isinstance(value, Mapping):
         return "a section with keys"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole numbers of thousands of digits
+        return "a number of thousands of digits"
     if len(text) > 60:
         text = text[:57] + "..."
     return f"the text {text}" if isinstance(value, str) else text

@@ -31,7 +31,7 @@ class BandwidthGroupConfig:
     """Workers behind one link to all others."""
 
     members: str | tuple[str, ...] = required("workers that share the link: rollout:0-3, rollout:*, or a list of such")
-    bandwidth_mbps: float = required("what the link carries per direction; megabits (10^6 bits) per second", above=0, maximum=1_000_000)
+    bandwidth_mbps: float = required("what the link carries per direction; megabits (10^6 bits) per second", minimum=1e-3, maximum=1e6)
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield (key, complaint) for what a single key cannot tell."""

@@ -118,10 +118,10 @@ def _read_yaml(path: Path) -> tuple[Any, dict[str, int]]:
     except yaml.MarkedYAMLError as error:
         where = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise ConfigError("", f"{path}{where}: this is not valid YAML: {error.problem or error.context}") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError("", f"{path}: this is not valid YAML: {' '.join(str(error).split())}") from error
     except ConfigError as error:
         raise _placed(error, path, lines) from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: what looks like a date or a number and is none
+        raise ConfigError("", f"{path}: this is not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def _note_lines(node: yaml.Node | None, path: str, lines: dict[str, int]) -> None:

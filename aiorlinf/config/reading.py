@@ -132,8 +132,12 @@ def _of_kind(kind: Any, value: object, path: str, rules: Mapping[str, Any]) -> t
             return None
         return ({key: _value(args[1], item, key_path(path, key), rules) for key, item in value.items()},)
     if kind is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            return (float(value),)
-        return None
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            return None
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number beyond what a float holds
+            return None
+        return (number,) if math.isfinite(number) else None
     # bool is a subclass of int, but `fallback: 1` and `chunk_bytes: yes` are mistakes
     return (value,) if type(value) is kind else None
