@@ -7,7 +7,7 @@ import json
 import os
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 import aiorlinf
@@ -26,8 +26,8 @@ WARM_UP: Final = 1
 WARM_UP_AUTO: Final = 6
 """Messages before the clock starts: with `codec: auto` a link tries what there is before it settles."""
 
-MOST: Final = 5
-ENOUGH_S: Final = 0.25
+MOST: Final = 10
+ENOUGH_S: Final = 0.3
 """What is quick is sent more often than was asked for, up to so many times as often: until so many seconds were measured."""
 
 LIMIT_S: Final = 20.0
@@ -60,9 +60,28 @@ CODECS: Final = {name: way for name, way in WAYS.items() if known(way)}
 
 
 @dataclass(slots=True)
+class Taken:
+    """What the messages of one way have taken in one round: seconds each, and bytes on the link."""
+
+    seconds: list[float] = field(default_factory=list)
+    sent: int = 0
+
+    def wants(self, effort: Effort) -> bool:
+        """More are to be sent."""
+        count = len(self.seconds)
+        most = MOST * effort.transfers if effort.transfers > 1 else 1
+        return count < effort.transfers or (count < most and sum(self.seconds) < ENOUGH_S)
+
+    def metrics(self, nbytes: int) -> Metrics:
+        """For the tables; `nbytes` of a message's tensors."""
+        return {"time": statistics.median(self.seconds) * 1e3, "wire": self.sent / len(self.seconds) / nbytes}
+
+
+@dataclass(slots=True)
 class Side:
     """This half of a job with one way to compress."""
 
+    way: str
     worker: aiorlinf.Worker
     manager: ManagerService | None
     other: str
@@ -74,7 +93,12 @@ class Side:
 
 
 class Compressed(Contender):
-    """Two workers for each way to compress, made when it is first measured; the half that leads has their managers."""
+    """Two workers for each way to compress; the half that leads has their managers.
+
+    All ways take turns, message by message: what else happens on the machine then happens to all of them, and their times can be compared
+    also where a round of one alone would have had more luck than a round of another. So the first question of a round measures them all,
+    and the others are answered from that.
+    """
 
     mbps: ClassVar[float]
     needs: ClassVar[tuple[str, ...]] = ("uvloop", "torch", "aiorlinf", "ale_py")
@@ -83,6 +107,7 @@ class Compressed(Contender):
         super().__init__(place)
         self.sides: dict[str, Side] = {}
         self.payloads: dict[tuple[str, int], Any] = {}
+        self.found: dict[str, dict[str, Metrics]] = {}  # by case what this round has found of each way, until it is asked for
 
     @property
     def host(self) -> str:
@@ -126,7 +151,7 @@ class Compressed(Contender):
         address = json.loads(told.read_text())
         worker = aiorlinf.init(f"bench:{self.place.role}", manager=address, token=TOKEN)
         await worker
-        return Side(worker, manager, f"bench:{1 - self.place.role}")
+        return Side(codec, worker, manager, f"bench:{1 - self.place.role}")
 
     async def measure(self, case: str, variant: str, effort: Effort) -> Metrics:
         if case not in PAYLOADS or variant not in CODECS:
@@ -134,36 +159,51 @@ class Compressed(Contender):
         key = (case, effort.tensor_bytes)
         if key not in self.payloads:
             self.payloads[key] = make_payload(*key)
-        payload = self.payloads[key]
-        side = await self.side(variant)
-        warm_up = WARM_UP_AUTO if variant == "auto" else WARM_UP
+        found = self.found.get(case, {})
+        if variant not in found:
+            found = self.found[case] = await self._all_ways(self.payloads[key], effort)
+        return found.pop(variant)
+
+    async def _all_ways(self, payload: Any, effort: Effort) -> dict[str, Metrics]:
+        """Send it with each way in turn, or answer who does. The first to go is another one in each turn."""
+        sides = {way: await self.side(way) for way in CODECS}
         if not self.leads:
-            while await side.worker.recv(side.other, tag=SIGNAL):
-                got = await side.worker.recv(side.other)
-                await side.worker.send(None, side.other, tag=SIGNAL)
-                check_payload(got, payload)
-                del got
-                await side.worker.send(None, side.other, tag=SIGNAL)  # the clock stands still while it is compared
-            return {}
-        for _ in range(warm_up):
-            await self._transfer(side, payload)
-        took: list[float] = []
-        before = self.sent(side)
-        most = MOST * effort.transfers if effort.transfers > 1 else 1
-        while len(took) < effort.transfers or (len(took) < most and sum(took) < ENOUGH_S):
-            took.append(await self._transfer(side, payload))
-        wire = (self.sent(side) - before) / len(took)
-        await side.worker.send(False, side.other, tag=SIGNAL)
-        return {"time": statistics.median(took) * 1e3, "wire": wire / payload_bytes(payload)}
+            await asyncio.gather(*(self._answer(side, payload) for side in sides.values()))
+            return {way: {} for way in sides}
+        taken = {way: Taken() for way in sides}
+        turn = list(sides)
+        for way, side in sides.items():
+            for _ in range(WARM_UP_AUTO if way == "auto" else WARM_UP):
+                await self._transfer(side, payload)
+        while any(each.wants(effort) for each in taken.values()):
+            for way in [each for each in turn if taken[each].wants(effort)]:
+                before = self.sent(sides[way])
+                taken[way].seconds.append(await self._transfer(sides[way], payload))
+                taken[way].sent += self.sent(sides[way]) - before
+            turn.append(turn.pop(0))
+        for side in sides.values():
+            await side.worker.send(False, side.other, tag=SIGNAL)
+        return {way: each.metrics(payload_bytes(payload)) for way, each in taken.items()}
+
+    async def _answer(self, side: Side, payload: Any) -> None:
+        while await side.worker.recv(side.other, tag=SIGNAL):
+            got = await side.worker.recv(side.other)
+            await side.worker.send(None, side.other, tag=SIGNAL)
+            check_payload(got, payload)
+            del got
+            await side.worker.send(None, side.other, tag=SIGNAL)  # the clock stands still while it is compared
 
     async def _transfer(self, side: Side, payload: Any) -> float:
         """Seconds until the other half has it."""
-        await side.worker.send(True, side.other, tag=SIGNAL)
-        start = time.perf_counter()
-        await side.worker.send(payload, side.other)
-        await side.worker.recv(side.other, tag=SIGNAL)
-        took = time.perf_counter() - start
-        await side.worker.recv(side.other, tag=SIGNAL)
+        try:
+            await side.worker.send(True, side.other, tag=SIGNAL)
+            start = time.perf_counter()
+            await side.worker.send(payload, side.other)
+            await side.worker.recv(side.other, tag=SIGNAL)
+            took = time.perf_counter() - start
+            await side.worker.recv(side.other, tag=SIGNAL)
+        except Exception as error:  # the other ways of the round are lost with it, so it is to say which one it was
+            raise RuntimeError(f"sent with {side.way}: {error}") from error
         return took
 
     def sent(self, side: Side) -> int:
