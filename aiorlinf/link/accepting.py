@@ -186,8 +186,8 @@ class Acceptor:
         assert side.handshake is not None
         remote = identity.address
         link = self._links.get(remote)
-        if self.closed and link is None:
-            side.connection.abort()
+        if self._departures.refusal(identity) is not None or (self.closed and link is None):
+            side.connection.abort()  # while it said nothing it was declared lost, or we have closed
             return
         if link is not None and link.state is not LinkState.CONNECTING:
             replace(link, identity)

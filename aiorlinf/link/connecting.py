@@ -129,7 +129,12 @@ class Connector:
         while link.state is LinkState.CONNECTING:
             if (ended := self._ties.lives.ended.get(peer)) is not seen:
                 old = seen = ended
-            record = await self._find(link, old, manager, end - time.monotonic())
+            left = end - time.monotonic()
+            if manager.away and old is not None and old.identity in self._ties.half_made and left > 0:
+                # It is about to have a link with us, and a manager that cannot be asked knows nothing against it.
+                await self._ties.half_made.over(old.identity, left)
+                continue
+            record = await self._find(link, old, manager, left)
             if old is not None and record.identity != old.identity:
                 old = None  # a new life; otherwise the manager may not know of the death yet
             where = f"{record.host}:{record.port}"

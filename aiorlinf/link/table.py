@@ -292,6 +292,8 @@ class LinkTable:
     def take_news(self, news: News) -> None:
         """The manager tells of another worker."""
         self._departures.take(news)
+        if news.identity in self.half_made and self._departures.refusal(news.identity) is not None:
+            self.half_made.drop(news.identity.address)
 
     def _take_note(self, link: Link | None) -> None:
         """What fails as a link ends may run user code that uses the peer again before we are told of the end."""

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +13,8 @@ import pytest
 from aiorlinf import Worker, init
 from aiorlinf.backends.shm.descriptors import abstract_listener, abstract_name
 from aiorlinf.errors import PeerLost, RendezvousError
-from aiorlinf.link.dial import dial
-from aiorlinf.manager.protocol import WorkerRecord
 from aiorlinf.manager.service import ManagerService
 from aiorlinf.rendezvous.hosts import host_identity
-from aiorlinf.wire.handshake import ClientHandshake
 from tests.manager.support import TOKEN, Member, config_with, join, manager
 
 __all__: list[str] = []
@@ -52,23 +48,6 @@ async def test_who_hangs_up_at_the_beginning_and_listens_no_more_is_gone(problem
             for work in works:
                 with pytest.raises(PeerLost, match=r"b:0#1 is gone and nobody listens at .*its connection ended at its beginning"):
                     await asyncio.wait_for(work.async_wait(), LIMIT_S)
-
-
-@pytest.mark.asyncio
-async def test_who_was_let_in_and_is_gone_before_his_first_word_is_gone_for_certain(problems: list[dict[str, Any]]) -> None:
-    """Killed while he connects: the same."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        async with beside() as (service, a), registered(service, listener):
-            listener.close()
-            work = a.recv("b:0")
-            me, _ = await a._table.joined()
-            assert me.record is not None
-            where = WorkerRecord.from_dict(me.record)
-            hello = replace(me.hello(me.identity.address), address="b:0", incarnation=1)
-            connection, _ = await dial(asyncio.get_running_loop(), where.host, where.port, ClientHandshake(TOKEN, hello), 5)
-            connection.abort()
-            with pytest.raises(PeerLost, match="b:0#1 is gone and nobody listens at"):
-                await asyncio.wait_for(work.async_wait(), LIMIT_S)
 
 
 @pytest.mark.asyncio
