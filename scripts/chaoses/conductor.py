@@ -112,7 +112,8 @@ class _Conductor:
         self.collectives = 0
         self.channel_lives = 0
         self.expecting: dict[int, tuple[set[str], float, tuple[str, ...]]] = {}
-        self.suspects: deque[tuple[tuple[str, ...], float, float, str]] = deque()
+        self.suspects: deque[tuple[int, tuple[str, ...], float, float, str]] = deque()
+        self.mixed: set[int] = set()  # collectives that met another one at one of their members
         self.bound_s = 2 * asked.heartbeat_s + 20.0
         self.comm: aiorlinf.Worker
 
@@ -184,7 +185,7 @@ class _Conductor:
         elif what == "not restored":
             one, other, begin = rest
             text = f"the link of {one} to {other} was cut by the network and not restored, and nothing was done to either"
-            self.suspects.append(((one, other), begin, when, text))
+            self.suspects.append((0, (one, other), begin, when, text))
         elif what == "error":
             self.outcome.errors[rest[0]] += 1
         elif what == "collective":
@@ -415,20 +416,22 @@ class _Conductor:
             return
         entry[0].discard(member)
         begun, members = entry[1], entry[2]
-        # A call that began before a member was killed may meet the first one of that member's next life.
-        since = {"mixed": begun - REMEMBERED_S, "failed": begun}.get(outcome)
-        if since is not None:
+        if outcome == "mixed":
+            self.mixed.add(number)
+            self.asked.say(f"collective {number} of {', '.join(members)} met another one at {member}: {why}")
+        if outcome in ("mixed", "failed"):
             what = f"collective {number} of {', '.join(members)} was {outcome} at {member}, and nobody was disturbed: {why}"
-            self.suspects.append((members, since, time.monotonic(), what))
+            self.suspects.append((number, members, begun, time.monotonic(), what))
         if not entry[0]:
             del self.expecting[number]
 
     def judge(self, now: float) -> None:
         """Look at what went wrong some time ago: by now all has been told that could be the reason."""
         self.ledger.judge(now)
-        while self.suspects and self.suspects[0][2] < now - SLACK_S:
-            members, begin, end, what = self.suspects.popleft()
-            if self.undisturbed(members, begin, end):
+        while self.suspects and self.suspects[0][3] < now - SLACK_S:
+            number, members, begin, end, what = self.suspects.popleft()
+            # A call that began before a member was killed may meet the first one of that member's next life, which then fails at the others.
+            if self.undisturbed(members, begin - REMEMBERED_S if number in self.mixed else begin, end):
                 self.outcome.wrong.append(what)
 
     def undisturbed(self, members: tuple[str, ...], begin: float, end: float) -> bool:
@@ -461,6 +464,7 @@ class _Conductor:
             for name in (*LEASES, *PLAIN):
                 self.ledger.drained(name, leased=name in LEASES)
             self.expecting.clear()
+            self.mixed.clear()
             self.outcome.rests += 1
             for slot in self.slots.values():
                 if slot.process is not None and slot.process.alive:
