@@ -168,7 +168,7 @@ def test_opentelemetry_asks_its_source_once_for_all_instruments() -> None:
 
 def test_opentelemetry_itself_takes_them_all() -> None:
     """Not a stand-in for it: its SDK reads the instruments, and has each figure as what it is."""
-    metrics = pytest.importorskip("opentelemetry.sdk.metrics", reason="needs opentelemetry-sdk, which nothing else here does")
+    metrics = pytest.importorskip("opentelemetry.sdk.metrics", reason="needs opentelemetry-sdk, of the extra 'test'")
     export = importlib.import_module("opentelemetry.sdk.metrics.export")
     reader = export.InMemoryMetricReader()
     provider = metrics.MeterProvider(metric_readers=[reader])
