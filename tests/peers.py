@@ -97,9 +97,9 @@ class Peer:
         await self._until(lambda: self._told.outcome is not None, "is not over")
         return self._value()
 
-    def wait_result(self) -> Any:
-        """As `result`, for synchronous code."""
-        self._wait_until(lambda: self._told.outcome is not None, "is not over")
+    def wait_result(self, limit: float = LIMIT_S) -> Any:
+        """As `result`, for synchronous code; waits `limit` seconds at most."""
+        self._wait_until(lambda: self._told.outcome is not None, "is not over", limit)
         return self._value()
 
     async def _until(self, there: Callable[[], bool], what: str) -> None:
@@ -109,11 +109,11 @@ class Peer:
                 self._check_alive(end, what)
                 await asyncio.sleep(_LOOK_S)
 
-    def _wait_until(self, there: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + LIMIT_S
+    def _wait_until(self, there: Callable[[], bool], what: str, limit: float = LIMIT_S) -> None:
+        end = time.monotonic() + limit
         while not there():
             if self._told.outcome is not None or not self._told.look():
-                self._check_alive(end, what)
+                self._check_alive(end, what, limit)
                 time.sleep(_LOOK_S)
 
     def kill(self) -> None:
@@ -121,13 +121,13 @@ class Peer:
         self._child.kill()
         self._child.join(LIMIT_S)
 
-    def _check_alive(self, end: float, what: str) -> None:
+    def _check_alive(self, end: float, what: str, limit: float = LIMIT_S) -> None:
         if self._told.raised:
             self._value()
         if not self._child.is_alive() and (self._told.ended or not self._connection.poll()):
             raise PeerFailed("", "", f"process {self.pid} died with {self._child.exitcode}:\n{self.said_on_stderr()}")
         if time.monotonic() > end:
-            raise PeerFailed("TimeoutError", "", f"process {self.pid} {what} within {LIMIT_S} s:\n{self.said_on_stderr()}")
+            raise PeerFailed("TimeoutError", "", f"process {self.pid} {what} within {limit} s:\n{self.said_on_stderr()}")
 
     def _value(self) -> Any:
         assert self._told.outcome is not None
