@@ -29,8 +29,8 @@ def call(name: str, age: float) -> dict[str, Any]:
     return {**wait("x", age), "operation": name, "peer": None, "waits_for": [], "channel": "traj", "subject": "of channel 'traj'"}
 
 
-def consumer(name: str, taken: int, rate: float, waiting: int = 0) -> dict[str, Any]:
-    return {"name": name, "taken": taken, "items_per_second": rate, "waiting_gets": waiting, "pending": 0}
+def consumer(name: str, taken: int, rate: float, waiting: int = 0, queued: int = 0) -> dict[str, Any]:
+    return {"name": name, "taken": taken, "items_per_second": rate, "waiting_gets": waiting, "queued": queued, "pending": queued}
 
 
 def test_nothing_is_said_of_a_job_that_works() -> None:
@@ -93,3 +93,13 @@ def test_an_uneven_channel_whose_consumers_are_all_at_work() -> None:
         "nobody waits: the others are slower; its policy is shortest_queue"
     )
     assert of_channel(consumers=[consumer("x", 5, 1.0), consumer("y", 1, 0.0)]) == [], "too few to say"
+
+
+def test_an_uneven_channel_whose_items_wait_for_the_slow_one() -> None:
+    """Each has as many items, and so the quick one waits most of the time, with a channel full of items that it cannot have."""
+    consumers = [consumer("x", 90, 9.0, 1), consumer("y", 10, 1.0, queued=4)]
+    (said,) = of_channel(consumers=consumers, takes={"x": None, "y": None}, length=4, policy="weighted_round_robin")
+    assert said == (
+        "channel 'traj' is uneven: x (b:0) gets 9.0 items/s, y 1.0, of 2 consumers; "
+        "4 of the 4 items that lie there are meant for y already; its policy is weighted_round_robin"
+    )

@@ -46,7 +46,7 @@ def wait(peer: str, age: float) -> dict[str, Any]:
 
 
 def channel() -> dict[str, Any]:
-    of_each = {"waiting_gets": 1, "pending": 0}
+    of_each = {"waiting_gets": 1, "pending": 0, "queued": 0}
     consumers = [{"name": name, "items_per_second": float(taken), "taken": taken, **of_each} for name, taken in (("x", 9), ("y", 1))]
     keys = [{"key": key, "length": 2, "bytes": 9, "oldest_age_seconds": 3.0, "waiting_gets": 0} for key in ("a", None)]
     facts: dict[str, Any] = {"name": "traj", "worker": "channel.traj:0", "length": 4, "maxsize": 4, "held_bytes": 5_000_000, "ended": False}

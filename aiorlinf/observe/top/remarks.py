@@ -162,7 +162,10 @@ def _uneven(name: str, channel: Mapping[str, Any], figures: ChannelFigures) -> I
     least = min(consumers, key=lambda each: each["items_per_second"])
     idle = sum(each["waiting_gets"] > 0 for each in consumers if each is not most)
     policy = f"its policy is {channel['policy']}" if channel["policy"] else "it has no policy: whoever asks first gets the next item"
-    doing = f"{_waits(idle, 'other')} for items meanwhile" if idle else "nobody waits: the others are slower"
+    if 2 * least["queued"] > figures.length:  # whoever is quicker cannot have them
+        doing = f"{least['queued']} of the {_count(figures.length, 'item')} that lie there are meant for {least['name']} already"
+    else:
+        doing = f"{_waits(idle, 'other')} for items meanwhile" if idle else "nobody waits: the others are slower"
     rates = f"{_who(most, channel)} gets {most['items_per_second']:.1f} items/s, {_who(least, channel)} {least['items_per_second']:.1f}"
     yield f"{name} is uneven: {rates}, of {len(consumers)} consumers; {doing}; {policy}{''.join(_other_keys(most, channel))}"
 
