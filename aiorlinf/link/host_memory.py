@@ -170,7 +170,7 @@ class HostMemory:
         self._listener: DescriptorListener | None = None
         self._early: dict[DescriptorReader, tuple[str, int]] = {}
         self._made: dict[int, Made] = {}
-        self.root_numbers = itertools.count()
+        self.root_numbers: itertools.count[int] = itertools.count()
         if self.problem is None:
             try:
                 self._listener = DescriptorListener(home.loop, self._key, self._attach, self._cut_off)
