@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from aiorlinf.errors import PeerError
 from scripts.gpuchecks.checks import B, Check
 from scripts.gpuchecks.place import Place, place
 
-__all__ = ["Outcome", "Partner", "run_check"]
+__all__ = ["Outcome", "Partner", "run_check", "spawned"]
 
 LIMIT_S = 60.0
 """For one check, the start of the other process counted in."""
@@ -40,6 +40,16 @@ class Outcome(NamedTuple):
     word: str
     text: str
     seconds: float = 0.0
+
+
+def spawned(target: Callable[[str, Connection], None], kind: str, *, daemon: bool) -> tuple[Any, Connection]:
+    """A process that runs `target` with the kind of the devices and one end of a pipe; and the other end."""
+    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(kind, theirs), daemon=daemon)
+    process.start()
+    theirs.close()
+    return process, ours
 
 
 class Partner:
@@ -65,11 +75,7 @@ class Partner:
         """Unless it runs already."""
         if self._process is not None:
             return
-        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(self._kind, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
+        self._process, self._pipe = spawned(_serve, self._kind, daemon=True)
 
     def end(self) -> None:
         """Whatever it does."""

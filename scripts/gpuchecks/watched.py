@@ -6,7 +6,6 @@ What starts them never touches a device, so nothing that a driver does can stop 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 from scripts.gpuchecks.checks import Check
 from scripts.gpuchecks.place import place
-from scripts.gpuchecks.running import Outcome, Partner, run_check
+from scripts.gpuchecks.running import Outcome, Partner, run_check, spawned
 
 __all__ = ["GRACE_S", "Watched"]
 
@@ -49,11 +48,7 @@ class Watched:
         """Unless it runs already."""
         if self._process is not None:
             return
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_run, args=(self._kind, theirs))
-        self._process.start()
-        theirs.close()
+        self._process, self._pipe = spawned(_run, self._kind, daemon=False)  # it has a partner, and daemons may not have any
         self._described = ""
 
     def describe(self, limit: float) -> str:
