@@ -17,9 +17,9 @@ __all__: list[str] = []
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def play(out: Path, *command: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def play(out: Path, *command: str, seconds: float = 3, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run the file, as it is, by some starter of processes."""
-    options = ["--seconds", "3", "--game", "Pong", "--envs", "2", "--length", "16", "--out", str(out)]
+    options = ["--seconds", str(seconds), "--game", "Pong", "--envs", "2", "--length", "16", "--out", str(out)]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.run(
         [sys.executable, "-m", *command, ROOT / "examples" / "async_rollout.py", *options],
@@ -68,6 +68,6 @@ def test_the_same_file_under_torchrun(tmp_path: Path) -> None:
     """The ranks are the workers that the environment names. (On Ray: tests/ray.)"""
     starter = ("torch.distributed.run", "--standalone", "--nproc-per-node", "3", "--monitor-interval", "0.1")
     env = {"AIORLINF_WORKERS": "trainer=1,rollout=2", "OMP_NUM_THREADS": "1"}
-    done = play(tmp_path / "out", *starter, env=env)
+    done = play(tmp_path / "out", *starter, seconds=1.5, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     check_figures(tmp_path / "out")
