@@ -430,7 +430,7 @@ class _Conductor:
         self.ledger.judge(now)
         while self.suspects and self.suspects[0][3] < now - SLACK_S:
             number, members, begin, end, what = self.suspects.popleft()
-            # A call that began before a member was killed may meet the first one of that member's next life, which then fails at the others.
+            # A call that began before a member was killed may meet the first of that member's next life, which then fails at the others.
             if self.undisturbed(members, begin - REMEMBERED_S if number in self.mixed else begin, end):
                 self.outcome.wrong.append(what)
 
