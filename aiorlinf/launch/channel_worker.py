@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -23,6 +24,8 @@ import uvloop
 from aiorlinf.errors import RendezvousError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from aiorlinf.worker import Worker
 
 __all__ = ["End", "main", "run"]
@@ -52,7 +55,8 @@ def run() -> NoReturn:
 
 
 async def _main() -> int:
-    from aiorlinf.worker import init
+    with _uncollected():
+        from aiorlinf.worker import init
 
     end = End()
     letting_go = asyncio.create_task(_let_go_of_pipes_after(os.getppid()), name="watch who has started this")
@@ -68,6 +72,21 @@ async def _main() -> int:
         end.stop()
         letting_go.cancel()
     return 0
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """What is imported here (torch's objects, some hundred thousand) the garbage collector passes over, now and from then on.
+
+    A tenth of the time that the import takes goes into looking through them; later, each full collection would hold the loop for a tenth
+    of a second or two, and find nothing among them.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 async def _let_go_of_pipes_after(parent: int) -> None:
