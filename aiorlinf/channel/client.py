@@ -18,6 +18,7 @@ from aiorlinf.channel.entries import GETS, HEAD, HELLO, LIFE, REPLIES, REQUESTS,
 from aiorlinf.channel.faults import decode_error
 from aiorlinf.channel.landing import ANYWHERE, Wish
 from aiorlinf.channel.pending import CONTEXTS, asks_under_way, calls_under_way
+from aiorlinf.channel.ports import NUMBERS, Ports
 from aiorlinf.channel.posting import post
 from aiorlinf.channel.stream import GetStream
 from aiorlinf.channel.watching import watch
@@ -56,6 +57,9 @@ _U16 = struct.Struct("<H")
 class PutSide(Protocol):
     """What the conversation tells a handle (`channel.remote`)."""
 
+    @property
+    def number(self) -> int: ...
+
     def on_admit(self, upto: int) -> None: ...
     def on_go(self, number: int, slot: int) -> None: ...
     def on_again(self, number: int) -> None: ...
@@ -68,7 +72,7 @@ class Conversation:
     """All handles of one worker on channels that one channel worker holds. Home thread only.
 
     Attributes:
-        ports: handles by their numbers.
+        ports: the handles.
         host: the channel worker.
         cause: makes the error of what is called after the end; None before it.
         contexts: of its messages (see `link.pending.Reporter`).
@@ -80,13 +84,12 @@ class Conversation:
         self.exchange = exchange
         self.home: LoopHome = exchange.home
         self.host = host
-        self.ports: dict[int, PutSide] = {}
+        self.ports: Ports[PutSide] = Ports()
         self.cause: Callable[[], AiorlinfError] | None = None
         self._on_end = on_end
         self._number = random.getrandbits(64)
         self._hello = HELLO
         self._numbers = itertools.count(1)
-        self._port_numbers = itertools.count(1)
         self._slots = itertools.cycle(range(1, _SLOTS))
         self.streams: set[GetStream] = set()
         self._gets: dict[int, GetCall | GetStream] = {}
@@ -108,7 +111,7 @@ class Conversation:
     def pending(self) -> list[PendingOperation]:
         """Calls that are not over, for diagnosis."""
         found = list(calls_under_way(self._gets.values(), "waits for an item"))
-        for port in self.ports.values():
+        for port in self.ports.kept.values():
             found += calls_under_way(port.unfinished(), "waits for room")
         return found + list(asks_under_way(self._asks.values(), self.host))
 
@@ -119,11 +122,23 @@ class Conversation:
         return next(self._numbers)
 
     def next_port(self) -> int:
-        """Of a handle. Raises ClosedError when there were too many."""
-        number = next(self._port_numbers)
-        if number > 65535:
-            raise ClosedError(f"{number} handles were made of channels at {self.host}", hint="keep handles instead of making new ones")
+        """Of a handle. Raises ClosedError when there are too many."""
+        for gone in self.ports.gone():
+            self._forget(gone)
+        number = self.ports.number()
+        if not number:
+            raise ClosedError(
+                f"{NUMBERS} handles of channels at {self.host} are open", hint="close handles, or keep them instead of making new ones"
+            )
         return number
+
+    def _forget(self, port: int) -> None:
+        """Nobody can use this handle, which was closed, any more."""
+        if self.cause is not None:
+            return
+        answer: AsyncWork[Any] = AsyncWork(self.home, "forget a handle")
+        watch(answer, lambda answer: self.ports.free(port) if answer.exception() is None and answer.result() else None)
+        self.ask(answer, Op.CLOSE, port, Bits.FORGET)
 
     @property
     def link(self) -> Link | None:
@@ -281,7 +296,7 @@ class Conversation:
                 if op == _ITEM:
                     self._item(bits, slot, number, extra, payload)
                 elif op == _ADMIT:
-                    if (side := self.ports.get(port)) is not None:
+                    if (side := self.ports.kept.get(port)) is not None:
                         side.on_admit(number)
                 else:
                     self._obey_rare(op, port, slot, number, payload)
@@ -302,7 +317,7 @@ class Conversation:
         self.end(wrong)
 
     def _obey_rare(self, op: int, port: int, slot: int, number: int, payload: bytes) -> None:
-        side = self.ports.get(port)
+        side = self.ports.kept.get(port)
         if op == Op.GO:
             if side is not None:
                 side.on_go(number, slot)
@@ -518,7 +533,7 @@ class Conversation:
         asks, self._asks = self._asks, {}
         self._arrivals.clear()
         self.claims.close()
-        for port in self.ports.values():
+        for port in self.ports.kept.values():
             port.on_end(self.cause)
         for number, get in gets.items():
             get.failed(number, self.cause())

@@ -97,6 +97,7 @@ class Bits:
     LEASE = 8
     MORE = 16
     PLACED = 32
+    FORGET = 2  # in CLOSE
     SHUTDOWN = 32  # in CLOSE
     IMMEDIATE = 64
     ALL_KEYS = 128

@@ -100,10 +100,9 @@ class ChannelHub:
         own = str(self._exchange.local) if count == 1 else f"{self._exchange.local}/{count}"
         port = RemotePort(conversation, settings)
         home = self._exchange.home
-        channel = Channel(port)
         work: AsyncWork[Any] = AsyncWork(home, "connect_channel", abort=lambda _: port.give_up(), give_back=lambda _: port.give_up())
         answer: AsyncWork[Any] = AsyncWork(home, "connect_channel")
-        watch(answer, lambda answer: _pass_on(answer, work, channel))
+        watch(answer, lambda answer: _pass_on(answer, work, port))
         port.open(answer, {**role.told(own), "create": create})
         return work
 
@@ -117,9 +116,10 @@ class ChannelHub:
             conversation.close(failure)
 
 
-def _pass_on(answer: AsyncWork[Any], work: AsyncWork[Any], channel: Channel) -> None:
+def _pass_on(answer: AsyncWork[Any], work: AsyncWork[Any], port: RemotePort) -> None:
     error = answer.exception()
-    if error is not None:
-        work._fail(error)
-    else:
-        work._finish(channel)
+    if error is None:
+        work._finish(Channel(port))
+        return
+    port.refused()
+    work._fail(error)

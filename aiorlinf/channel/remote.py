@@ -108,7 +108,7 @@ class RemotePort:
         self._confirming = Confirming(self.home, self._commit, self._retract)
         self._ahead = 0  # bytes of payloads that lie where the channel worker can see them, and have no room yet as far as we know
         self._closed = False
-        conversation.ports[self.number] = self
+        conversation.ports.kept[self.number] = self
 
     # ---- any thread
 
@@ -325,6 +325,13 @@ class RemotePort:
             number = order.popleft().number
         if number:
             self._conversation.commit(self.number, number)
+            self._rest()
+
+    def _rest(self) -> None:
+        """Nothing is put any more: the conversation need not keep this handle."""
+        if self._closed and not self._puts and not self._order:
+            self._unadmitted.clear()
+            self._conversation.ports.rest(self)
 
     def unfinished(self) -> list[PutCall]:
         """Puts that are not final, for diagnosis."""
@@ -413,6 +420,7 @@ class RemotePort:
             return
         if not shutdown:
             self._closed = True
+            self._rest()
         bits = (Bits.SHUTDOWN if shutdown else 0) | (Bits.IMMEDIATE if immediate else 0)
         self._conversation.ask(work, Op.CLOSE, self.number, bits)
 
@@ -420,7 +428,13 @@ class RemotePort:
         """Nobody has got this handle, nor will: it counts for nothing."""
         if not self._closed and self._conversation.cause is None:
             self._closed = True
+            self._conversation.ports.drop(self.number)
             self._conversation.write(entry(Op.CLOSE, self.number, 0, Bits.NOWAIT))
+
+    def refused(self) -> None:
+        """The channel worker has none of this: nobody will get this handle."""
+        self._closed = True
+        self._conversation.ports.free(self.number)
 
     def open(self, work: AsyncWork[Any], who: dict[str, Any]) -> None:
         """Tell the channel worker of this handle; the work is done when it knows."""

@@ -263,6 +263,13 @@ class Session:
             raise WireError(f"unknown question {each.payload[:40]!r}")
 
     def _close(self, each: Entry, port: HostPort, now: float) -> None:
+        if each.bits & Bits.FORGET:
+            over = not port.puts and not port.gets
+            if over:
+                port.handle.gone(now, None)
+                del self.ports[each.port]
+            self._answer(each, over)
+            return
         if each.bits & Bits.SHUTDOWN:
             port.hosted.queue.shutdown(port.handle.producer_name, now, immediate=bool(each.bits & Bits.IMMEDIATE))
         else:

@@ -1,0 +1,154 @@
+"""Handles come and go: both ends forget those that nobody can use any more, and their numbers are used again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+
+import pytest
+
+from aiorlinf import Channel, Worker
+from aiorlinf.channel.client import Conversation
+from aiorlinf.channel.ports import NUMBERS, Ports
+from aiorlinf.channel.session import Session
+from aiorlinf.errors import ChannelClosed, ClosedError, UsageError
+from tests.channel.places import Place, place
+
+__all__: list[str] = []
+
+
+class Handle:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def conversation(worker: Worker) -> Conversation:
+    (found,) = worker._channels._conversations.values()
+    return found
+
+
+def session(where: Place, worker: Worker) -> Session:
+    assert where.host is not None
+    return where.host.sessions[worker.address]
+
+
+def test_a_number_is_used_again_only_when_both_ends_have_forgotten_it() -> None:
+    ports: Ports[Handle] = Ports()
+    first, second = (Handle(ports.number()) for _ in range(2))
+    ports.kept.update({first.number: first, second.number: second})
+    ports.rest(first)
+    ports.rest(first)
+    assert list(ports.kept) == [2]
+    assert ports.gone() == []
+    del first
+    gc.collect()
+    assert ports.number() == 3
+    assert ports.gone() == [1]
+    assert ports.gone() == []
+    ports.free(1)
+    assert [ports.number(), ports.number()] == [1, 4]
+    ports.drop(2)
+    assert not ports.kept
+
+
+def test_there_are_so_many_numbers_and_no_more() -> None:
+    ports: Ports[Handle] = Ports()
+    assert [ports.number() for _ in range(NUMBERS)] == list(range(1, NUMBERS + 1))
+    assert ports.number() == 0
+    ports.free(7)
+    assert [ports.number(), ports.number()] == [7, 0]
+
+
+async def one_after_the_other(worker: Worker, number: int) -> None:
+    putting = await worker.connect_channel("c")
+    getting = await worker.connect_channel("c", consumer=f"consumer {number}")
+    await putting.put(number, key="k")
+    assert await getting.get(key="k") == number
+    await putting.close()
+    await getting.close()
+    with pytest.raises(ChannelClosed):
+        await putting.put(0)
+
+
+@pytest.mark.asyncio
+async def test_closed_handles_are_forgotten_at_both_ends() -> None:
+    async with place("hosted") as where:
+        channel = await where.handle(producer=True)
+        (worker,) = where.workers
+        for number in range(60):
+            await one_after_the_other(worker, number)
+        gc.collect()
+        last = await worker.connect_channel("c")
+        await last.put("x")
+        assert await channel.get() == "x"
+        ours, theirs = conversation(worker), session(where, worker)
+        assert len(ours.ports.kept) == 2  # the first handle, and the last
+        assert len(theirs.ports) <= 6
+        assert ours.ports.number() < 40, "numbers were not used again"
+        assert not theirs.ports.keys() - set(range(40))
+
+
+@pytest.mark.asyncio
+async def test_a_closed_handle_that_somebody_holds_still_gets() -> None:
+    async with place("hosted") as where:
+        keeper = await where.handle(producer=True)
+        (worker,) = where.workers
+        closed = await worker.connect_channel("c")
+        await closed.put(1)
+        await closed.put(2)
+        waiting = closed.get(key="later")
+        await closed.close()
+        port = closed._port
+        del closed
+        gc.collect()
+        for _ in range(5):
+            other = await worker.connect_channel("c")
+            await other.put("later", key="later") if not waiting.done() else None
+            await other.close()
+        assert await waiting == "later"
+        assert await keeper.get() == 1
+        again: Channel[int] = Channel(port)
+        assert await again.get() == 2
+        assert await again.qsize() == 0
+
+
+@pytest.mark.asyncio
+async def test_handles_that_were_refused_or_given_up_are_kept_nowhere() -> None:
+    async with place("hosted", maxsize=2) as where:
+        await where.handle()
+        (worker,) = where.workers
+        ours = conversation(worker)
+        for _ in range(5):
+            with pytest.raises(UsageError, match="other settings"):
+                await worker.create_channel("c", maxsize=3)
+            work = worker.connect_channel("c")
+            work.cancel()
+            with contextlib.suppress(BaseException):
+                await work
+        await worker.connect_channel("c")
+        assert len(ours.ports.kept) <= 2
+        assert len(session(where, worker).ports) <= 2
+
+
+@pytest.mark.asyncio
+async def test_too_many_open_handles_are_an_error_and_the_others_go_on() -> None:
+    async with place("hosted") as where:
+        channel = await where.handle(producer=True)
+        (worker,) = where.workers
+        conversation(worker).ports._used = NUMBERS - 1
+        last = await worker.connect_channel("c")
+        with pytest.raises(ClosedError, match=r"handles of channels at .* are open"):
+            await worker.connect_channel("c")
+        await last.put(1)
+        assert await channel.get() == 1
+        await last.close()
+        del last
+        gc.collect()
+        for _ in range(500):  # the number comes back with the channel worker's answer
+            gc.collect()
+            with contextlib.suppress(ClosedError):
+                await (await worker.connect_channel("c")).put(2)
+                break
+            await asyncio.sleep(0.02)
+        assert await channel.get_nowait() == 2
