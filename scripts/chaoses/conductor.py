@@ -293,24 +293,20 @@ class _Conductor:
     async def freeze(self, slot: _Slot) -> None:
         slot.held = True
         assert slot.process is not None
-        begin = time.monotonic()
         slot.process.freeze()
         await asyncio.sleep(0.3 * self.asked.heartbeat_s * self.chance.random())
         slot.process.thaw()
-        self.ledger.lives.paused(slot.address, begin, time.monotonic())
         slot.held = False
 
     async def freeze_to_death(self, slot: _Slot) -> None:
         slot.held = True
         assert slot.process is not None
-        begin = time.monotonic()
-        self.ledger.lives.ends(slot.address, begin)
+        self.ledger.lives.ends(slot.address, time.monotonic())
         self.consumer_lost()
         slot.process.freeze()
         await asyncio.sleep(self.asked.heartbeat_s + 2.0 + self.chance.random())
         life = slot.life
         slot.process.thaw()
-        self.ledger.lives.paused(slot.address, begin, time.monotonic())
         end = time.monotonic() + self.bound_s
         while slot.life == life or not slot.ready.is_set():
             await asyncio.sleep(0.05)

@@ -37,7 +37,6 @@ class Lives:
     def __init__(self) -> None:
         self._spans: dict[str, list[Span]] = defaultdict(list)
         self._cuts: dict[frozenset[str], list[float]] = defaultdict(list)
-        self._pauses: dict[str, list[tuple[float, float]]] = defaultdict(list)
 
     def joined(self, address: str, life: int, when: float) -> None:
         """A worker has joined."""
@@ -52,10 +51,6 @@ class Lives:
     def cut(self, one: str, other: str, when: float) -> None:
         """The link of two workers was cut, and ended by that. A cut after which it goes on is none: that must not be felt."""
         self._cuts[frozenset((one, other))].append(when)
-
-    def paused(self, address: str, begin: float, end: float) -> None:
-        """It stood still."""
-        self._pauses[address].append((begin, end))
 
     def life_at(self, address: str, when: float) -> Span | None:
         """The life that it had then."""
@@ -75,16 +70,10 @@ class Lives:
         """Their link was cut in that time, or shortly before or after."""
         return any(begin - SLACK_S <= when <= end + SLACK_S for when in self._cuts[frozenset((one, other))])
 
-    def stood_still(self, address: str, begin: float, end: float) -> float:
-        """Seconds of that time that it stood still."""
-        return sum(max(0.0, min(end, stop) - max(begin, start)) for start, stop in self._pauses[address])
-
     def forget_before(self, when: float) -> None:
         """Nothing that was before will be asked for."""
         for cuts in self._cuts.values():
             cuts[:] = [each for each in cuts if each >= when]
-        for pauses in self._pauses.values():
-            pauses[:] = [each for each in pauses if each[1] >= when]
         for spans in self._spans.values():
             spans[:] = [span for span in spans if span.ended >= when]
 
