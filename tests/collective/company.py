@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
@@ -61,17 +62,20 @@ class Company:
 
     async def all_is_free(self) -> None:
         """Nobody holds anything of anybody, and nothing is under way."""
+        with contextlib.suppress(AssertionError):
+            await soon(lambda: not self._not_free())
+        assert not (held := self._not_free()), "\n".join(held)
 
-        def free() -> bool:
-            stats = [worker.stats() for worker in self.workers]
-            arenas = [each.shared_memory for each in stats]
-            return (
-                all(arena is not None and arena.used_bytes == 0 for arena in arenas)
-                and not any(link.shared_bytes_lent or link.shared_bytes_held for each in stats for link in each.links)
-                and not any(self[rank]._circle._operations for rank in range(len(self)))
-            )
-
-        await soon(free)
+    def _not_free(self) -> list[str]:
+        gc.collect()  # the traceback of a cancelled call may hold what it was given in a cycle
+        found = []
+        for rank, worker in enumerate(self.workers):
+            stats = worker.stats()
+            if stats.shared_memory is None or stats.shared_memory.used_bytes:
+                found.append(f"w:{rank} uses shared memory: {stats.shared_memory}")
+            found += [f"w:{rank} lends or holds: {link}" for link in stats.links if link.shared_bytes_lent or link.shared_bytes_held]
+            found += [f"w:{rank} has under way: {operation}" for operation in self[rank]._circle._operations.values()]
+        return found
 
 
 async def _raised(error: Exception) -> None:

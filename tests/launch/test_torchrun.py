@@ -218,12 +218,11 @@ def _node(pipe: peers.Pipe, rank: int, endpoint: str) -> Any:
 
 
 @pytest.mark.timeout(110)
-def test_two_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "LIMIT_S", 100.0)
+def test_two_nodes() -> None:
     with two_hosts() as (a, b):
         endpoint = f"{a.address}:29500"
         with node(a, b, 0, endpoint) as first, node(b, a, 1, endpoint) as second:
-            found = [told for told in (first.wait_result(), second.wait_result()) if told is not None]
+            found = [told for told in (first.wait_result(100.0), second.wait_result(100.0)) if told is not None]
     (told,) = found
     assert [part[:2] for part in told["parts"]] == [["worker:0", 1], ["worker:1", 1]]
     assert told["links"][1]["worker:0"] in ("gloo", "stream")
