@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import zlib
@@ -11,7 +12,7 @@ import pytest
 
 from tests.short_stacks import shorten
 
-__all__ = ["pytest_collection_modifyitems", "pytest_plugins"]
+__all__ = ["pytest_collection_finish", "pytest_collection_modifyitems", "pytest_plugins"]
 
 # pytest-asyncio's own option reaches only the loops that it makes. This reaches loops in threads and child processes too.
 os.environ["PYTHONASYNCIODEBUG"] = "1"
@@ -36,3 +37,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    """What the imports have made stays: a collection, of which many a test makes one or a hundred, need not look through it, a fifth of a
+    second each time."""
+    gc.collect()
+    gc.freeze()

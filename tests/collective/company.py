@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
@@ -67,7 +66,6 @@ class Company:
         assert not (held := self._not_free()), "\n".join(held)
 
     def _not_free(self) -> list[str]:
-        gc.collect()  # the traceback of a cancelled call may hold what it was given in a cycle
         found = []
         for rank, worker in enumerate(self.workers):
             stats = worker.stats()

@@ -34,11 +34,9 @@ LAYOUTS = {
 def no_garbage_collection() -> Iterator[None]:
     """Memory must come back without one."""
     gc.collect()
-    gc.freeze()
     gc.disable()
     yield
     gc.enable()
-    gc.unfreeze()
 
 
 @pytest_asyncio.fixture(params=LAYOUTS)

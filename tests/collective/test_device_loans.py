@@ -74,6 +74,7 @@ async def nothing_left(workers: Company, fake: FakeAccelerator) -> None:
         return not any(lent) and fake.memory(0)[0] == fake.memory(0)[1] and fake.memory(1)[0] == fake.memory(1)[1]
 
     await soon(free)
+    gc.collect()  # what was cancelled may be held by its traceback, in a cycle
     await workers.all_is_free()
 
 

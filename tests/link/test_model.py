@@ -38,10 +38,7 @@ def _small_limits() -> Iterator[None]:
         planned_coding.small_chunks(patch)
         patch.setattr(logging.getLogger("aiorlinf"), "disabled", True)
         patch.setattr(logging.getLogger("aiorlinf.link"), "disabled", True)
-        gc.collect()
-        gc.freeze()
         yield
-        gc.unfreeze()
 
 
 side = st.integers(0, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Iterator
@@ -28,10 +27,7 @@ def _small_limits() -> Iterator[None]:
         patch.setattr(aiorlinf.link.ways, "PACK_INLINE_BYTES", 5000)
         patch.setattr(aiorlinf.link.packing, "_SHARED_BYTES", 2 * 5000)
         patch.setattr(logging.getLogger("aiorlinf.link"), "disabled", True)
-        gc.collect()
-        gc.freeze()
         yield
-        gc.unfreeze()
 
 
 producer = st.sampled_from("bbbc")

@@ -33,15 +33,6 @@ SEGMENT = 64 * PAGE
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_objects_to_collect() -> Iterator[None]:
-    """What the imports have made takes no part in the garbage collections of the tests."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
 def no_garbage_collection() -> Iterator[None]:
     """Memory must come back without one. What earlier tests have left goes first."""

@@ -15,7 +15,7 @@ import uvloop
 from aiorlinf.work.home import LoopHome
 from tests.work.helpers import LoopThread
 
-__all__ = ["few_objects_to_collect", "home", "home_thread", "logged", "loop_thread", "problems", "pytest_asyncio_loop_factories"]
+__all__ = ["home", "home_thread", "logged", "loop_thread", "problems", "pytest_asyncio_loop_factories"]
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
 
@@ -23,15 +23,6 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The loops that each coroutine test is run on."""
     return LOOPS
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_objects_to_collect() -> Iterator[None]:
-    """What the imports have made takes no part in the garbage collections of the tests, which are many."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
 import pytest_asyncio
@@ -12,7 +12,7 @@ import uvloop
 
 from aiorlinf.work.home import LoopHome
 
-__all__ = ["few_objects_to_collect", "home", "no_garbage", "pytest_asyncio_loop_factories"]
+__all__ = ["home", "no_garbage", "pytest_asyncio_loop_factories"]
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
 
@@ -20,15 +20,6 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The loops that each coroutine test is run on."""
     return LOOPS
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_objects_to_collect() -> Iterator[None]:
-    """What the imports have made takes no part in the garbage collections of the tests."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
