@@ -99,8 +99,9 @@ def describe_child(child: Child) -> str:
 
 
 def shm_names() -> frozenset[str]:
-    """The names in ``/dev/shm``."""
-    return frozenset(_list_folder(_SHM))
+    """The names in ``/dev/shm``, but for the semaphores of `multiprocessing`: of whoever was killed its resource tracker takes them away,
+    later, and until then nobody has them open."""
+    return frozenset(name for name in _list_folder(_SHM) if not name.startswith("sem.mp-"))
 
 
 def ours_in_shm(names: Iterable[str]) -> list[str]:

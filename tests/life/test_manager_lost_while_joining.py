@@ -15,6 +15,7 @@ from aiorlinf.manager.requests import AskJob, Register
 from aiorlinf.manager.service import ManagerService
 from aiorlinf.rendezvous.hosts import parse_endpoint
 from tests.manager.support import TOKEN, config_with, manager
+from tests.system import soon
 
 __all__: list[str] = []
 
@@ -88,3 +89,5 @@ async def test_not_for_longer_than_for_any_other(cut: Callable[[type, int], list
         with pytest.raises(RendezvousError, match=r"the connection to the manager is lost|the manager was not reached"):
             await init("a:0", manager=service.address, token=TOKEN)
         assert len(asked) > 2
+        # It says goodbye in the background, for two seconds at most: as long as the leak check waits.
+        await soon(lambda: all(task.get_name() != "close a:0" for task in asyncio.all_tasks()))
