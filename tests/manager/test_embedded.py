@@ -192,7 +192,9 @@ print("ends")
 """
     child = spawn(program)
     out, err = child.communicate(timeout=50)
-    assert (out.strip(), err, child.returncode) == ("ends", "", 0)
+    # On a busy machine asyncio's debug mode says of a slow moment that it was one.
+    said = [line for line in err.splitlines() if not line.startswith("Executing <")]
+    assert (out.strip(), said, child.returncode) == ("ends", [], 0)
 
 
 @pytest.mark.asyncio
