@@ -16,7 +16,7 @@ from scripts.benchmarks.contender import CONTENDERS, missing_reason
 from scripts.benchmarks.payloads import PAYLOADS, check_payload, make_payload, payload_bytes
 from scripts.benchmarks.plan import MIB
 from scripts.benchmarks.results import Results
-from tests.test_bench import bench
+from tests.test_bench import LIMIT_S, bench
 
 CASES = {case.name: case for case in COMPRESSION.cases}
 
@@ -122,6 +122,7 @@ def test_where_links_cannot_be_shaped_the_reason_is_said(tmp_path: Path, monkeyp
     assert missing_reason("link-1g", 0) == "there is no `unshare` command"
 
 
+@pytest.mark.timeout(LIMIT_S + 10)
 @pytest.mark.parametrize(("link", "chosen", "plots"), [("link-1g", ["frames", "token_ids"], True), ("emulated-1g", ["frames"], False)])
 def test_a_quick_run(link: str, chosen: list[str], plots: bool, tmp_path: Path) -> None:
     for package in ("ale_py", "matplotlib"):
