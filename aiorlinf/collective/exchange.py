@@ -12,7 +12,7 @@ import torch
 
 from aiorlinf.address import WorkerAddress
 from aiorlinf.collective.asking import Asking
-from aiorlinf.collective.giving import Gift, encode_giving
+from aiorlinf.collective.giving import Gift, encode_giving, give_one
 from aiorlinf.config import CollectiveConfig
 from aiorlinf.device.registry import parse_device
 from aiorlinf.errors import AiorlinfError, ClosedError, DeadlineExceeded, ForkedHandle, UnsupportedObject, UsageError, WouldBlockLoop
@@ -24,7 +24,7 @@ from aiorlinf.link.staging import Departure, callers_device, ready_now
 from aiorlinf.link.unpacking import unpack_parcel
 from aiorlinf.wire.flat import Flat, Kind
 from aiorlinf.wire.frames import MAX_TAG, Flag, stream_key
-from aiorlinf.wire.inline import encode_inline, inline_if_small
+from aiorlinf.wire.inline import encode_inline, inline_if_small, is_plain
 from aiorlinf.wire.leaves import Device
 from aiorlinf.wire.manifest import encode_manifest
 from aiorlinf.wire.tensor_header import sendable_leaf
@@ -34,12 +34,14 @@ from aiorlinf.work.finished import finished
 
 if TYPE_CHECKING:
     from aiorlinf.link.link import Link
+    from aiorlinf.link.sender import Sender
     from aiorlinf.link.table import LinkTable
     from aiorlinf.work.home import LoopHome
 
 __all__ = ["Exchange", "cancel_receive"]
 
 _UP = LinkState.UP  # looking up a member of an enum takes longer than all of the checks it is used in
+_TENSOR = torch.Tensor
 
 
 class Exchange:
@@ -74,6 +76,7 @@ class Exchange:
         self._inline_max = min(config.inline_max_bytes, config.max_message_bytes)
         self._coded_max = min(self._untried_max, config.max_message_bytes)
         self._frame_max = min(config.inline_max_bytes + (1 << 16), config.max_message_bytes)
+        self._given_min = config.inline_max_bytes + 1  # less rides in its frame, as bytes
         self._allow_pickle = config.allow_pickle
 
     def close(self) -> None:
@@ -118,12 +121,18 @@ class Exchange:
             and _get_running_loop() is self.home.loop
             and not self._closed
             and current_deadline.get() is NO_DEADLINE
-            and not ((memory := self.table.memory) is not None and memory.used)  # no tensor could be given away
         ):
-            # The common case in one go: the peer takes small messages of this stream, so this one is done when it is written.
+            # The common cases in one go: the peer takes small messages of this stream, so this one is done when it is written; and a
+            # tensor that is given away.
             sender = link.sender
             key = context << 32 | tag
-            if key in sender.flowing:
+            memory = self.table.memory
+            if memory is not None and memory.used and not is_plain(obj):
+                if type(obj) is _TENSOR and link.state is _UP and self.table.coding is None:
+                    out = give_one(self.home, memory, obj, key, self._withdraw, self._given_min, self.config.max_message_bytes)
+                    if out is not None:
+                        return _sent(sender, out)
+            elif key in sender.flowing:
                 body = encode_inline(obj, self._coded_max if link.codes else self._inline_max, allow_pickle=self._allow_pickle)
                 if type(body) is bytes and len(body) <= self._frame_max and sender.send_now(key, body):
                     return finished(self.home)
@@ -492,6 +501,18 @@ class Exchange:
             bytes_expected=expected,
             elapsed=elapsed,
         )
+
+
+def _sent(sender: Sender, out: Outgoing) -> AsyncWork[None]:
+    """Home thread only."""
+    work = out.work
+    assert work is not None
+    try:
+        sender.send(out)
+    except BaseException:
+        out.restore()
+        raise
+    return work
 
 
 def cancel_receive(work: AsyncWork[Any]) -> None:

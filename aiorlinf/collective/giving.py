@@ -11,25 +11,26 @@ A send that fails or is cancelled gives the memory back to the handle, unless th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from aiorlinf.errors import UnsupportedObject, UsageError
 from aiorlinf.link.host_memory import GivenLeaf, Root
-from aiorlinf.link.outgoing import GIVEN_AWAY, Kept
-from aiorlinf.wire.inline import pack_inline
-from aiorlinf.wire.leaves import Device, Leaf
+from aiorlinf.link.outgoing import GIVEN_AWAY, Kept, Outgoing
+from aiorlinf.wire.flat import Flat, Kind
+from aiorlinf.wire.inline import pack_inline, tensor_manifest
+from aiorlinf.wire.leaves import Device, Leaf, known_spec
 from aiorlinf.wire.tree import flatten
+from aiorlinf.work.base import AsyncWork
 
 if TYPE_CHECKING:
     from aiorlinf.backends.shm.arena import Region
     from aiorlinf.link.host_memory import HostMemory, Made
-    from aiorlinf.link.outgoing import Outgoing
-    from aiorlinf.wire.flat import Flat
+    from aiorlinf.work.home import LoopHome
 
-__all__ = ["Gift", "encode_giving"]
+__all__ = ["Gift", "encode_giving", "give_one"]
 
 
 class Gift:
@@ -97,6 +98,32 @@ def _empty(tensor: torch.Tensor, root: Root) -> torch.Tensor | None:
     memory = tensor.detach()
     tensor.set_()  # type: ignore[call-overload]
     return memory
+
+
+def give_one(
+    home: LoopHome, memory: HostMemory, tensor: torch.Tensor, key: int, abort: Callable[[AsyncWork[None]], None], least: int, most: int
+) -> Outgoing | None:
+    """A message that is one tensor made with `empty`, of `least` to `most` bytes, taken from its handle: the common case of `Gift`, and of
+    all that has to be asked of other objects. None: it is no such tensor, or there is something about it; nothing was done."""
+    made = memory.made(tensor)
+    if made is None or tensor.requires_grad or torch.is_inference_mode_enabled():
+        return None
+    spec = known_spec(tensor)
+    if spec is None or not least <= spec.nbytes <= most:
+        return None
+    root = Root(memory, made, spec)
+    shown = _empty(tensor, root)
+    setattr(tensor, GIVEN_AWAY, True)
+    leaf = GivenLeaf(spec, root) if shown is None else Leaf(spec, shown, shown, None)
+    flat = Flat(Kind.TENSOR, (), [leaf])
+    work: AsyncWork[None] = AsyncWork(home, "send", abort=abort)
+    out = Outgoing(work, key, flat=flat, manifest=tensor_manifest(spec), total=spec.nbytes)
+    out.moved = [(tensor, root if shown is None else shown)]
+    if shown is None:
+        out.owned = {0: made.region}
+    else:
+        flat.hold()
+    return out
 
 
 def encode_giving(obj: Any, memory: HostMemory, limit: int, allow_pickle: bool) -> tuple[bytes | Flat, Gift | None]:

@@ -115,7 +115,8 @@ class CollectiveGroup(CollectiveCalls):
         """
         if not async_op:
             self._exchange.check_may_block()
-        work = self._exchange.send(self._peer(dst, "dst"), self._context, obj, tag, timeout)
+        peer = (self._other if dst is None else None) or self._peer(dst, "dst")
+        work = self._exchange.send(peer, self._context, obj, tag, timeout)
         return work if async_op else work.wait()
 
     @overload
@@ -173,7 +174,7 @@ class CollectiveGroup(CollectiveCalls):
         """
         if not async_op:
             self._exchange.check_may_block()
-        peer = self._peer(src, "src")
+        peer = (self._other if src is None else None) or self._peer(src, "src")
         if device is None:
             work = self._exchange.recv(peer, self._context, tag, timeout)
         else:

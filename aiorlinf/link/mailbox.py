@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from aiorlinf.link.incoming import Incoming, Receive, Whole
 
-__all__ = ["Mailbox", "Wildcard"]
+__all__ = ["Mailbox", "Stream", "Wildcard"]
 
 
 class Wildcard(Protocol):
@@ -40,24 +40,30 @@ _CANCELLED_AT_LEAST = 32
 """Cancelled receives of a stream are skipped when they are met; when so many lie between others, and half of all, they are taken out."""
 
 
-class _Stream:
+class Stream:
+    """Of one key: what nobody has asked for yet, and who waits; at most one of the two."""
+
     __slots__ = ("arrived", "cancelled", "posted")
 
     def __init__(self) -> None:
         self.posted: deque[Receive] = deque()
-        self.cancelled = 0  # at most so many of `posted` are cancelled
+        self.cancelled: int = 0  # at most so many of `posted` are cancelled
         self.arrived: deque[Incoming] = deque()
 
 
 class Mailbox:
-    """See the module. `wildcards` (stream key to inbox) and `orders` are shared by all mailboxes of a worker."""
+    """See the module. `wildcards` (stream key to inbox) and `orders` are shared by all mailboxes of a worker.
 
-    __slots__ = ("_streams", "orders", "owner", "wildcards")
+    Attributes:
+        streams: by key; the receiver looks at them itself where it would be a call for every message.
+    """
+
+    __slots__ = ("orders", "owner", "streams", "wildcards")
 
     def __init__(self, owner: Any, wildcards: dict[int, Wildcard], orders: Iterator[int]) -> None:
         self.owner: Any = owner
         self.wildcards: dict[int, Wildcard] = wildcards
-        self._streams: dict[int, _Stream] = {}
+        self.streams: dict[int, Stream] = {}
         self.orders: Iterator[int] = orders
 
     def next_order(self) -> int:
@@ -66,7 +72,7 @@ class Mailbox:
 
     def waiting(self, key: int) -> Receive | None:
         """Take the receive that a message of this stream must go to, if one is posted."""
-        stream = self._streams.get(key)
+        stream = self.streams.get(key)
         if stream is None:
             return None
         posted = stream.posted
@@ -80,7 +86,7 @@ class Mailbox:
 
     def plain_waits(self, key: int) -> bool:
         """`waiting_plain` would find one."""
-        stream = self._streams.get(key)
+        stream = self.streams.get(key)
         if stream is None or not stream.posted:
             return False
         receive = stream.posted[0]
@@ -88,21 +94,21 @@ class Mailbox:
 
     def waiting_plain(self, key: int) -> Receive | None:
         """As `waiting`, if the first of them is a plain `recv`: the common case, kept short."""
-        stream = self._streams.get(key)
+        stream = self.streams.get(key)
         if stream is None or not stream.posted:
             return None
         receive = stream.posted[0]
         if type(receive) is not Receive or receive.cancelled or receive.tensor_out is not None:
             return None
         stream.posted.popleft()
-        if len(self._streams) > _IDLE_STREAMS:
+        if len(self.streams) > _IDLE_STREAMS:
             self._settle(key, stream)
         return receive
 
-    def _settle(self, key: int, stream: _Stream) -> None:
+    def _settle(self, key: int, stream: Stream) -> None:
         """Forget a stream that is empty, if there are many."""
-        if len(self._streams) > _IDLE_STREAMS and not stream.posted and not stream.arrived:
-            del self._streams[key]
+        if len(self.streams) > _IDLE_STREAMS and not stream.posted and not stream.arrived:
+            del self.streams[key]
 
     def keep(self, message: Incoming) -> None:
         """Queue a message that no receive waits for, at the place of its order."""
@@ -110,9 +116,9 @@ class Mailbox:
         if wildcard is not None and wildcard.offer(self, message):
             return
         message.queued = True
-        stream = self._streams.get(message.key)
+        stream = self.streams.get(message.key)
         if stream is None:
-            stream = self._streams[message.key] = _Stream()
+            stream = self.streams[message.key] = Stream()
         arrived = stream.arrived
         if not arrived or arrived[-1].order < message.order:
             arrived.append(message)
@@ -125,7 +131,7 @@ class Mailbox:
 
     def take_whole(self, key: int) -> Whole | None:
         """As `first`, if the oldest is a plain small message."""
-        stream = self._streams.get(key)
+        stream = self.streams.get(key)
         if stream is None or not stream.arrived:
             return None
         message = stream.arrived[0]
@@ -133,26 +139,26 @@ class Mailbox:
             return None
         del stream.arrived[0]
         message.queued = False
-        if len(self._streams) > _IDLE_STREAMS:
+        if len(self.streams) > _IDLE_STREAMS:
             self._settle(key, stream)
         return message
 
     def first(self, key: int) -> Incoming | None:
         """Take the oldest queued message of this stream."""
-        stream = self._streams.get(key)
+        stream = self.streams.get(key)
         if stream is None or not stream.arrived:
             return None
         message = stream.arrived.popleft()
         message.queued = False
-        if len(self._streams) > _IDLE_STREAMS:
+        if len(self.streams) > _IDLE_STREAMS:
             self._settle(key, stream)
         return message
 
     def post(self, key: int, receive: Receive, *, at_head: bool = False) -> None:
         """Queue a receive; only valid after `first` returned None."""
-        stream = self._streams.get(key)
+        stream = self.streams.get(key)
         if stream is None:
-            stream = self._streams[key] = _Stream()
+            stream = self.streams[key] = Stream()
         if at_head:
             stream.posted.appendleft(receive)
         else:
@@ -161,7 +167,7 @@ class Mailbox:
     def withdraw(self, key: int, receive: Receive) -> None:
         """Cancel a posted, unmatched receive."""
         receive.cancelled = True
-        stream = self._streams.get(key)
+        stream = self.streams.get(key)
         if stream is None:
             return
         posted = stream.posted
@@ -178,7 +184,7 @@ class Mailbox:
 
     def remove(self, message: Incoming) -> None:
         """Forget a queued message, for instance because its sender withdrew it."""
-        stream = self._streams.get(message.key)
+        stream = self.streams.get(message.key)
         if stream is not None and message.queued:
             message.queued = False
             stream.arrived.remove(message)
@@ -186,17 +192,17 @@ class Mailbox:
 
     def queued(self, key: int) -> Iterator[Incoming]:
         """The queued messages of a stream, oldest first."""
-        stream = self._streams.get(key)
+        stream = self.streams.get(key)
         return iter(stream.arrived if stream is not None else ())
 
     def all_queued(self) -> Iterator[Incoming]:
         """Every queued message."""
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             yield from stream.arrived
 
     def unread_keys(self) -> list[int]:
         """Streams with a queued message, for diagnosis."""
-        return [key for key, stream in list(self._streams.items()) if stream.arrived]
+        return [key for key, stream in list(self.streams.items()) if stream.arrived]
 
     def clear(self) -> int:
         """Forget every queued message; how many there were."""
@@ -208,7 +214,7 @@ class Mailbox:
     def drain_posted(self) -> list[Receive]:
         """Take every waiting receive, in no order between streams: the link has ended."""
         taken: list[Receive] = []
-        for key, stream in list(self._streams.items()):
+        for key, stream in list(self.streams.items()):
             taken.extend(receive for receive in stream.posted if not receive.cancelled)
             stream.posted.clear()
             self._settle(key, stream)
@@ -216,16 +222,16 @@ class Mailbox:
 
     def awaited(self, key: int) -> bool:
         """Whether a receive of this stream waits."""
-        stream = self._streams.get(key)
+        stream = self.streams.get(key)
         return stream is not None and any(not receive.cancelled for receive in stream.posted)
 
     def posted(self) -> list[Receive]:
         """Receives that wait, stream by stream, for diagnosis."""
-        return [receive for stream in list(self._streams.values()) for receive in list(stream.posted) if not receive.cancelled]
+        return [receive for stream in list(self.streams.values()) for receive in list(stream.posted) if not receive.cancelled]
 
     def posted_keys(self) -> list[int]:
         """Streams on which somebody waits, for diagnosis."""
-        return [key for key, stream in self._streams.items() if any(not receive.cancelled for receive in stream.posted)]
+        return [key for key, stream in self.streams.items() if any(not receive.cancelled for receive in stream.posted)]
 
     def __len__(self) -> int:
-        return sum(len(stream.arrived) for stream in self._streams.values())
+        return sum(len(stream.arrived) for stream in self.streams.values())

@@ -419,6 +419,10 @@ class Receiver:
         """A receive of ours: it gets the oldest message of its stream, or waits."""
         receive.receiver = self
         key = receive.key
+        stream = self.mailbox.streams.get(key)
+        if stream is not None and not stream.arrived:
+            stream.posted.append(receive)  # the common case of the next lines
+            return
         message = self.mailbox.first(key)
         if message is None:
             self.mailbox.post(key, receive)
@@ -433,6 +437,9 @@ class Receiver:
 
     def ready(self, key: int) -> AsyncWork[Any] | None:
         """`post` and all that follows it for a `recv` whose message waits, a plain small one: its work, which is over. None: post it."""
+        stream = self.mailbox.streams.get(key)
+        if stream is None or not stream.arrived:
+            return None
         message = self.mailbox.take_whole(key) if key in self._flowing else None
         if message is None:
             return None

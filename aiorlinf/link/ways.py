@@ -322,7 +322,8 @@ class SharedWay:
         return True
 
     def _has_room_ahead(self) -> bool:
-        self._ahead = [other for other in self._ahead if _not_given_back(other)]
+        if len(self._ahead) >= _AHEAD:
+            self._ahead = [other for other in self._ahead if _not_given_back(other)]
         return len(self._ahead) < _AHEAD
 
     def _size(self, out: Outgoing) -> int:

@@ -18,7 +18,7 @@ from aiorlinf.wire.leaves import Device, Leaf, LeafSpec, known_spec, tensor_byte
 from aiorlinf.wire.manifest import HEAD, Limits, Manifest, encode_manifest, read_manifest
 from aiorlinf.wire.tree import assemble, flatten
 
-__all__ = ["MANIFEST_MAX", "decode_inline", "encode_inline", "inline_if_small", "is_plain", "pack_inline"]
+__all__ = ["MANIFEST_MAX", "decode_inline", "encode_inline", "inline_if_small", "is_plain", "pack_inline", "tensor_manifest"]
 
 MANIFEST_MAX = 1024 * 1024
 """A message with a larger manifest is not inline, however small its payload."""
@@ -65,7 +65,10 @@ def is_plain(obj: Any) -> bool:
         kind = type(value)
         if kind in _PLAIN:
             continue
-        if kind not in _SEQUENCES or len(value) > 256 or not _PLAIN.issuperset(map(type, value)):
+        if kind is dict:
+            if len(value) > 64 or not _PLAIN.issuperset(map(type, value)) or not _PLAIN.issuperset(map(type, value.values())):
+                return False
+        elif kind not in _SEQUENCES or len(value) > 256 or not _PLAIN.issuperset(map(type, value)):
             return False
     return True
 
@@ -74,10 +77,14 @@ def is_plain(obj: Any) -> bool:
 _heads: dict[bytes, bytes] = {}
 
 
-def _head(spec: LeafSpec) -> bytes:
-    if len(_heads) >= _CACHE_MAX:
-        _heads.clear()
-    return HEAD.pack(_TENSOR, 0, 1, 0, len(spec.entry)) + spec.entry
+def tensor_manifest(spec: LeafSpec) -> bytes:
+    """The manifest of a message that is one tensor."""
+    head = _heads.get(spec.entry)
+    if head is None:
+        if len(_heads) >= _CACHE_MAX:
+            _heads.clear()
+        head = _heads[spec.entry] = HEAD.pack(_TENSOR, 0, 1, 0, len(spec.entry)) + spec.entry
+    return head
 
 
 def encode_inline(obj: Any, limit: int, *, allow_pickle: bool = True) -> bytes | Flat:
@@ -93,7 +100,7 @@ def encode_inline(obj: Any, limit: int, *, allow_pickle: bool = True) -> bytes |
                 return Flat(Kind.TENSOR, (), [Leaf(spec, obj, obj, None)])  # as `flatten` makes it
             head = _heads.get(spec.entry)
             if head is None:
-                head = _heads[spec.entry] = _head(spec)
+                head = tensor_manifest(spec)
             return head + tensor_bytes(obj, spec)
     elif allow_pickle and is_plain(obj):
         text = dumps(obj, 5)

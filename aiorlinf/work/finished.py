@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from aiorlinf.work.base import DONE, AsyncWork
 from aiorlinf.work.deadline import NO_DEADLINE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from aiorlinf.work.home import LoopHome
 
 __all__ = ["ArrivedWork", "FinishedWork", "arrived", "finished"]
+
+
+_NOTHING = cast("Generator[Any, None, None]", iter(()))
+"""Over before it begins, always, and with None: one serves all."""
 
 
 def _made_here() -> None:
@@ -42,6 +46,12 @@ class FinishedWork(AsyncWork[None]):
     _code = _made_here.__code__
     _lasti = 0
 
+    def __await__(self) -> Generator[Any, None, None]:
+        # As that of all works, but without a generator that would have nothing to do.
+        home = self._home
+        home.turns = turns = home.turns + 1
+        return self._yield_once() if not turns & 63 else _NOTHING
+
 
 class ArrivedWork(FinishedWork):
     """A receive that found its message waiting."""
@@ -49,6 +59,8 @@ class ArrivedWork(FinishedWork):
     __slots__ = ()
 
     _operation = "recv"
+
+    __await__ = AsyncWork.__await__
 
 
 _new = object.__new__

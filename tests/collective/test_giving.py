@@ -322,6 +322,32 @@ async def test_with_a_view_about_the_payload_is_copied_and_the_view_stays_good(
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("mode", ["plain", "gradient", "inference"])
+async def test_a_tensor_alone_goes_as_one_of_many_does(pair: Pair, mode: str) -> None:
+    """It has a short way of its own, once tensors of its form have been seen."""
+    for count in range(4):
+        tensor = filled(pair.a, float(count))
+        if mode == "gradient":
+            tensor.requires_grad_()
+        with torch.inference_mode(mode == "inference"):
+            got = await pair.trip(tensor)
+        assert (got == count).all()
+        assert got.requires_grad == (mode == "gradient")
+        assert is_given_away(tensor)
+        with pytest.raises(UsageError, match="given away"):
+            pair.a.send(tensor, "b:0")
+        tensor = filled(pair.a, float(count))
+        view = tensor[:8]
+        got = await pair.trip(tensor)
+        assert is_given_away(tensor)
+        view.fill_(9)
+        assert (got == count).all()
+        del got, view
+        assert await pair.trip({"small": count}) == {"small": count}
+    await pair.given_back()
+
+
+@pytest.mark.asyncio
 async def test_writing_to_a_view_while_the_payload_is_copied_fails_both_sides(pair: Pair) -> None:
     tensor = pair.a.empty(32 << 20, dtype=torch.uint8).fill_(1)
     view = tensor[:8]

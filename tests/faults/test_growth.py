@@ -27,7 +27,7 @@ def test_cancelled_receives_between_living_ones() -> None:
         mailbox.post(1, following)
         mailbox.withdraw(1, last)
         last = following
-        most = max(most, len(mailbox._streams[1].posted))
+        most = max(most, len(mailbox.streams[1].posted))
     assert most < 100
     assert mailbox.waiting(1) is first
     assert mailbox.waiting(1) is last

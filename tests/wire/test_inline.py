@@ -19,6 +19,10 @@ from tests.wire.carry import bits, by_inline, same
 __all__: list[str] = []
 
 
+class Row(dict[str, int]):
+    """A dict that may hold anything besides."""
+
+
 def body_of(obj: Any, **options: Any) -> bytes:
     body = encode_inline(obj, 1 << 20, **options)
     assert type(body) is bytes
@@ -32,10 +36,38 @@ def test_a_message_is_manifest_then_payload() -> None:
     assert pack_inline(flat) == body_of(obj)
 
 
+@pytest.mark.parametrize(
+    ("obj", "plain"),
+    [
+        ({"step": 1, "ids": [1, 2], "info": {"lives": 3, "name": "x"}}, True),
+        ([{"a": 1}, (1, None)], True),
+        ({"info": {"obs": torch.ones(1)}}, False),
+        ({"info": {b"bytes": 1}}, False),
+        ({"info": {"rest": [1]}}, False),
+        ({"info": dict.fromkeys(range(65))}, False),
+        ([np.ones(1)], False),
+        ([b"bytes"], False),
+        (Row(a=1), False),
+    ],
+)
+def test_plain_is_only_what_cannot_hold_a_tensor(obj: Any, plain: bool) -> None:
+    assert inline.is_plain(obj) is plain
+
+
 @pytest.mark.parametrize("allow_pickle", [True, False])
 def test_all_forms_of_one_message_are_equal(allow_pickle: bool) -> None:
     """The short ways taken for common objects give what the long way gives."""
-    for obj in (torch.ones(3), torch.ones(2, 3), {"a": 1}, [torch.ones(1)], torch.ones(0), torch.tensor(1.5), None, "x" * 60_000):
+    for obj in (
+        torch.ones(3),
+        torch.ones(2, 3),
+        {"a": 1},
+        {"a": {"b": 1}},
+        [torch.ones(1)],
+        torch.ones(0),
+        torch.tensor(1.5),
+        None,
+        "x" * 60_000,
+    ):
         for _ in range(3):
             assert body_of(obj, allow_pickle=allow_pickle) == pack_inline(flatten(obj, allow_pickle=allow_pickle))
 

@@ -20,6 +20,7 @@ import pytest
 
 from aiorlinf.errors import DeadlineExceeded, WouldBlockLoop
 from aiorlinf.work.base import AsyncWork
+from aiorlinf.work.finished import finished
 from aiorlinf.work.home import LoopHome
 from tests.work.helpers import turns
 
@@ -391,6 +392,35 @@ async def test_awaits_of_finished_works_let_others_run(home: LoopHome) -> None:
         assert await work == 1
     assert 50 <= ran <= 200
     ticker.cancel()
+
+
+async def test_awaiting_small_sends_lets_others_run(home: LoopHome) -> None:
+    """Those that are over when they are made have an `await` of their own."""
+    ran = 0
+
+    async def tick() -> None:
+        nonlocal ran
+        while True:
+            ran += 1
+            await asyncio.sleep(0)
+
+    ticker = asyncio.ensure_future(tick())
+    work = finished(home)
+    for _ in range(3200):
+        await work
+        await finished(home)
+    assert 50 <= ran <= 200
+    ticker.cancel()
+    await asyncio.wait_for(work, 10)
+    await work.async_wait(10)
+    assert await work.then(lambda value: (value, "then")) == (None, "then")
+    home.turns = 63
+    task = asyncio.ensure_future(finished(home))
+    await asyncio.sleep(0)
+    assert not task.done()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
 
 
 async def test_a_finished_await_that_yields_can_be_cancelled_and_gives_back(home: LoopHome) -> None:
