@@ -12,6 +12,7 @@ Rules that hold for every runtime:
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -106,6 +107,10 @@ class Runtime(Protocol):
 
     def record(self, stream: Stream) -> Event:
         """The point behind everything that the stream was given so far."""
+
+    def place(self, event: Event) -> tuple[Hashable, int] | None:
+        """The stream of an event from `record`, and a number that grows along it: it does not happen before those with smaller numbers.
+        None: not known."""
 
     def query(self, event: Event) -> bool:
         """It has happened, and what was written before it can be read. Raises RuntimeError if the device has failed."""

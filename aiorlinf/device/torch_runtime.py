@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -10,6 +12,8 @@ import torch
 from aiorlinf.device.runtime import Event, Identity, Shared, Stream
 
 __all__ = ["TorchRuntime"]
+
+_PLACE = "_aiorlinf_place"
 
 
 class TorchRuntime:
@@ -25,6 +29,7 @@ class TorchRuntime:
         self.kind = kind
         self._streams: dict[tuple[int, str], Any] = {}
         self._lock = threading.Lock()
+        self._recorded = itertools.count()
 
     @property
     def _torch(self) -> Any:
@@ -82,8 +87,17 @@ class TorchRuntime:
 
     def record(self, stream: Stream) -> Event:
         event = self._torch.Event()
-        event.record(stream)
+        with self._lock:  # numbers are in the order of the stream, whatever threads record on it
+            event.record(stream)
+            try:
+                setattr(event, _PLACE, (stream, next(self._recorded)))
+            except AttributeError:  # torch has classes of events that take no attributes
+                pass
         return event
+
+    def place(self, event: Event) -> tuple[Hashable, int] | None:
+        place: tuple[Hashable, int] | None = getattr(event, _PLACE, None)
+        return place
 
     def query(self, event: Event) -> bool:
         return bool(event.query())

@@ -63,8 +63,9 @@ def watch_events(
     completion = _Events(events, keep)
     work: AsyncWork[None] = AsyncWork(home, "device")
     work.add_done_callback(lambda done: then(done.exception()))
+    place = events[0][0].place(events[0][1]) if len(events) == 1 else None
     try:
-        home.poller.watch(completion, work)
+        home.poller.watch(completion, work, place=place)
     except ClosedError as error:
         completion.abort()
         work._fail(error)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aiorlinf.errors import ClosedError
@@ -61,18 +62,30 @@ class Watch(Entry):
             self.poller._drop(self)
 
 
+class _Line:
+    """Completions that happen one after the other, so that only the first of them is worth a question."""
+
+    __slots__ = ("key", "watches")
+
+    def __init__(self, key: Hashable) -> None:
+        self.key: Hashable = key
+        self.watches: list[tuple[int, Watch]] = []  # a heap; those that are over stay until it is their turn
+
+
 class CompletionPoller:
     """Asks all pending completions of a loop in turn, and ends their works. No thread is parked per waiter.
 
-    It asks in every turn of the loop at first and backs off to once in a millisecond; nothing runs while nothing is pending. Home thread
-    only.
+    It asks in every turn of the loop at first and backs off to once in a millisecond; nothing runs while nothing is pending. Of those that
+    stand in one line only the first is asked. Home thread only.
     """
 
     def __init__(self, home: LoopHome) -> None:
         self._home = home
-        self._watches: deque[Watch] = deque()  # those that are over stay until it is their turn
+        self._lines: deque[_Line] = deque()  # that which is being asked is not in it
+        self._named: dict[Hashable, _Line] = {}
         self._pending = 0
         self._handle: asyncio.Handle | None = None
+        self._soon = False  # it is for the next turn of the loop
         self._turning = False
         self._eager_left = 0
         self._pause = FIRST_PAUSE_S
@@ -83,10 +96,20 @@ class CompletionPoller:
         """How many are pending."""
         return self._pending
 
-    def watch(self, completion: Completion, work: AsyncWork[T], value_fn: Callable[[], T] | None = None) -> None:
+    def watch(
+        self,
+        completion: Completion,
+        work: AsyncWork[T],
+        value_fn: Callable[[], T] | None = None,
+        place: tuple[Hashable, int] | None = None,
+    ) -> None:
         """End ``work`` with ``value_fn()``, or None, once ``completion`` is done; with its error if it raises.
 
         If the work is over first, as when it is cancelled, the completion is aborted.
+
+        Args:
+            place: a line, and a number that only this one has there: it is never done before those with smaller numbers are, so it is not
+                asked before. None: it stands alone.
 
         Raises:
             ClosedError: the home was closed.
@@ -99,11 +122,20 @@ class CompletionPoller:
             self._drop(watch)
             return
         work._attach(watch)
-        self._watches.appendleft(watch)
+        key, number = place if place is not None else (None, 0)
+        line = self._named.get(key) if key is not None else None
+        if line is None:
+            line = _Line(key)
+            if key is not None:
+                self._named[key] = line
+            self._lines.appendleft(line)
+        heappush(line.watches, (number, watch))
         self._hurry()
-        if not self._turning:
+        # Once only, however many are added before that turn: a handle that is cancelled still costs the loop its share.
+        if not self._turning and not (self._soon and self._handle is not None):
             if self._handle is not None:
                 self._handle.cancel()
+            self._soon = True
             self._handle = self._home.loop.call_soon(self._turn)
 
     def close(self) -> None:
@@ -112,11 +144,18 @@ class CompletionPoller:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
-        while self._watches:
-            watch = self._watches.popleft()
-            if not watch.over:
-                self._drop(watch)
-                watch.work._fail(ClosedError(f"{self._home.name} was closed", operation=watch.work._operation))
+        lines = [*self._named.values(), *(line for line in self._lines if line.key is None)]  # also that which is being asked
+        self._forget()
+        for line in lines:
+            while line.watches:
+                _, watch = heappop(line.watches)
+                if not watch.over:
+                    self._drop(watch)
+                    watch.work._fail(ClosedError(f"{self._home.name} was closed", operation=watch.work._operation))
+
+    def _forget(self) -> None:
+        self._lines.clear()
+        self._named.clear()
 
     def _hurry(self) -> None:
         self._eager_left = EAGER_TURNS
@@ -141,34 +180,44 @@ class CompletionPoller:
             if self._pending and not self._closed:
                 self._schedule()
             elif not self._pending:
-                self._watches.clear()
+                self._forget()
 
     def _ask_some(self) -> None:
-        watches = self._watches
+        lines = self._lines
         end = time.monotonic() + BUDGET_S
-        for count in range(1, len(watches) + 1):
-            if not watches:  # closed by a then-step that ran in between
+        count = 0
+        for _ in range(len(lines)):
+            if not lines:  # closed by a then-step that ran in between
                 return
-            watch = watches.popleft()
-            if not watch.over:
-                self._ask(watch)
-            if not count & 7 and time.monotonic() >= end:
-                return
+            line = lines.popleft()
+            try:
+                while line.watches:
+                    count += 1
+                    if not count & 7 and time.monotonic() >= end:
+                        return
+                    if not self._over(line.watches):
+                        break
+            finally:  # Ctrl-C may have come in the middle; it stays pending
+                if line.watches:
+                    lines.append(line)
+                elif self._named.get(line.key) is line:
+                    del self._named[line.key]
 
-    def _ask(self, watch: Watch) -> None:
-        try:
-            ready = watch.completion.poll()
-        except Exception as error:  # whatever a device says goes to those who wait for it
+    def _over(self, watches: list[tuple[int, Watch]]) -> bool:
+        """The first of them is, and has left."""
+        watch = watches[0][1]
+        error = None
+        if not watch.over:
+            try:
+                if not watch.completion.poll():
+                    self._asked += 1
+                    return False
+            except Exception as raised:  # whatever a device says goes to those who wait for it
+                error = raised
+        heappop(watches)  # before its work ends: what that leads to may put others in front
+        if not watch.over:
             self._end(watch, error)
-            return
-        except BaseException:  # Ctrl-C came in the middle; it stays pending
-            self._watches.append(watch)
-            raise
-        if ready:
-            self._end(watch, None)
-        else:
-            self._watches.append(watch)
-            self._asked += 1
+        return True
 
     def _end(self, watch: Watch, error: Exception | None) -> None:
         watch.over = True
@@ -187,11 +236,12 @@ class CompletionPoller:
 
     def _schedule(self) -> None:
         loop = self._home.loop
-        if self._eager_left > 0:
+        self._soon = self._eager_left > 0
+        if self._soon:
             self._eager_left -= 1
             self._handle = loop.call_soon(self._turn)
             return
         self._handle = loop.call_later(self._pause, self._turn)
-        if self._asked >= self._pending:
+        if self._asked >= len(self._lines):
             self._asked = 0
             self._pause = min(self._pause * 2, LAST_PAUSE_S)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -224,3 +226,29 @@ def test_an_event_while_another_thread_captures_a_graph(driver: Driver) -> None:
     said = "CUDA error: an illegal memory access was encountered"
     with pytest.raises(RuntimeError, match="illegal"):
         CudaRuntime().query(event)
+
+
+def test_the_places_of_events_grow_along_their_streams(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
+    """Also when several threads record on one stream; a class of events that takes no attributes has no places."""
+    order: list[object] = []
+
+    class Event:
+        def record(self, stream: object) -> None:
+            order.append(self)
+            time.sleep(0)  # another thread has its turn
+
+    class Closed(Event):
+        def __setattr__(self, name: str, value: object) -> None:
+            raise AttributeError(name)
+
+    runtime = CudaRuntime()
+    monkeypatch.setattr(driver, "Event", Event, raising=False)
+    threads = [threading.Thread(target=lambda: [runtime.record("a stream") for _ in range(100)]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    places = [runtime.place(event) for event in order]
+    assert places == [("a stream", number) for number in range(300)]
+    monkeypatch.setattr(driver, "Event", Closed, raising=False)
+    assert runtime.place(runtime.record("a stream")) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -204,3 +205,83 @@ async def test_an_interrupt_while_asking_loses_nothing(home: LoopHome) -> None:
         poller._turn()
     first.ready = True
     await asyncio.gather(*works)
+
+
+async def test_of_those_in_one_line_only_the_first_is_asked(home: LoopHome) -> None:
+    events = [Event() for _ in range(1000)]
+    works = []
+    for number in [*range(500, 1000), *range(500)]:  # in whatever order they are watched
+        work: AsyncWork[Any] = AsyncWork(home, "event")
+        home.poller.watch(events[number], work, place=("stream", number))
+        works.append((number, work))
+    alone = Event()
+    single = watch(home, alone)
+    before = sum(event.polls for event in events)
+    for _ in range(50):
+        home.poller._ask_some()
+    assert sum(event.polls for event in events) - before == events[0].polls == 50
+    assert alone.polls == 50, "who stands alone is asked as often"
+    alone.ready = True
+    await single
+    order: list[int] = []
+
+    def noted(number: int) -> Callable[[object], None]:
+        return lambda _done: order.append(number)
+
+    for number, work in works:
+        work.add_done_callback(noted(number))
+    works[600][1].cancel()  # number 100, in the middle
+    assert events[100].aborts == 1
+    for event in events[:700]:
+        event.ready = True
+    events[300].error = Broken()
+    while len(order) < 700:
+        await asyncio.sleep(0)
+    assert [number for number in order if number != 100] == [number for number in range(700) if number != 100]
+    assert isinstance(dict(works)[300].exception(), Broken)
+    assert events[100].polls == 0
+    late, first = Event(), AsyncWork[Any](home, "event")
+    late.ready = True
+    home.poller.watch(late, first, place=("stream", 650))  # before all that are left
+    await first.async_wait(5)
+    home.close_nowait()
+    left = [work for number, work in works if number >= 700]
+    assert all(isinstance(work.exception(), ClosedError) for work in left)
+    assert all(event.aborts == 1 for event in events[700:])
+    assert len(home.poller) == 0
+
+
+async def test_lines_that_are_empty_are_forgotten(home: LoopHome) -> None:
+    slow = watch(home, event := Event())
+    for number in range(100):
+        done = Event()
+        done.ready = True
+        work: AsyncWork[Any] = AsyncWork(home, "event")
+        home.poller.watch(done, work, place=(f"stream {number}", 0))
+        await work
+    assert not home.poller._named
+    event.ready = True
+    await slow
+
+
+async def test_the_loop_is_asked_for_one_turn_whatever_is_added_before_it(home: LoopHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handles that are cancelled wait in the loop, too: ten thousand of them made its next turn take 2 ms."""
+    asked: list[Any] = []
+
+    class Loop:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(loop, name)
+
+        def call_soon(self, call: Any, *args: Any) -> Any:
+            asked.append(call)
+            return loop.call_soon(call, *args)
+
+    loop = home.loop
+    monkeypatch.setattr(home, "loop", Loop())
+    events = [Event() for _ in range(100)]
+    works = [watch(home, event) for event in events]
+    assert asked.count(home.poller._turn) == 1
+    monkeypatch.undo()
+    for event in events:
+        event.ready = True
+    await wait_all(works)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable
 
 import torch
 
@@ -49,6 +50,9 @@ class CpuRuntime:
         return None
 
     def record(self, stream: Stream) -> Event:
+        return None
+
+    def place(self, event: Event) -> tuple[Hashable, int] | None:
         return None
 
     def query(self, event: Event) -> bool:

@@ -323,10 +323,13 @@ class FakeAccelerator:
         self._maybe_fail("record")
         with self._lock:
             merge(stream.clock, self._host)
-            event = FakeEvent(next(self._numbers), {}, flag)
+            event = FakeEvent(next(self._numbers), {}, flag, stream=stream.number)
             stream.add(Operation("an event", event.happen, 0))
             event.clock = dict(stream.clock)
             return event
+
+    def place(self, event: FakeEvent) -> tuple[int, int] | None:
+        return None if event.stream is None else (event.stream, event.number)
 
     def query(self, event: FakeEvent) -> bool:
         self._maybe_fail("query")

@@ -38,10 +38,12 @@ class FakeEvent:
         clock: what is over by then.
         number: its own.
         foreign: it is one of another process's.
+        stream: the number of the one that it was recorded on, if that is known.
     """
 
-    def __init__(self, number: int, clock: Clock, flag: Flag | None = None, *, foreign: bool = False) -> None:
+    def __init__(self, number: int, clock: Clock, flag: Flag | None = None, *, foreign: bool = False, stream: int | None = None) -> None:
         self.number = number
+        self.stream = stream
         self.clock = clock
         self.foreign = foreign
         self.flag: Flag | None = flag
