@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from aiorlinf.errors import ClosedError
 from aiorlinf.work.waiters import Entry
@@ -62,6 +63,10 @@ class Watch(Entry):
             self.poller._drop(self)
 
 
+_Place: TypeAlias = tuple[int, int, Watch]
+"""Its number in the line; one of its own, for an event may be waited for more than once; and who waits."""
+
+
 class _Line:
     """Completions that happen one after the other, so that only the first of them is worth a question."""
 
@@ -69,7 +74,7 @@ class _Line:
 
     def __init__(self, key: Hashable) -> None:
         self.key: Hashable = key
-        self.watches: list[tuple[int, Watch]] = []  # a heap; those that are over stay until it is their turn
+        self.watches: list[_Place] = []  # a heap; those that are over stay until it is their turn
 
 
 class CompletionPoller:
@@ -83,6 +88,7 @@ class CompletionPoller:
         self._home = home
         self._lines: deque[_Line] = deque()  # that which is being asked is not in it
         self._named: dict[Hashable, _Line] = {}
+        self._serials = itertools.count()
         self._pending = 0
         self._handle: asyncio.Handle | None = None
         self._soon = False  # it is for the next turn of the loop
@@ -108,8 +114,8 @@ class CompletionPoller:
         If the work is over first, as when it is cancelled, the completion is aborted.
 
         Args:
-            place: a line, and a number that only this one has there: it is never done before those with smaller numbers are, so it is not
-                asked before. None: it stands alone.
+            place: a line, and a number there: it is never done before those with smaller numbers are, so it is not asked before. None: it
+                stands alone.
 
         Raises:
             ClosedError: the home was closed.
@@ -129,7 +135,7 @@ class CompletionPoller:
             if key is not None:
                 self._named[key] = line
             self._lines.appendleft(line)
-        heappush(line.watches, (number, watch))
+        heappush(line.watches, (number, next(self._serials), watch))
         self._hurry()
         # Once only, however many are added before that turn: a handle that is cancelled still costs the loop its share.
         if not self._turning and not (self._soon and self._handle is not None):
@@ -148,7 +154,7 @@ class CompletionPoller:
         self._forget()
         for line in lines:
             while line.watches:
-                _, watch = heappop(line.watches)
+                watch = heappop(line.watches)[-1]
                 if not watch.over:
                     self._drop(watch)
                     watch.work._fail(ClosedError(f"{self._home.name} was closed", operation=watch.work._operation))
@@ -203,9 +209,9 @@ class CompletionPoller:
                 elif self._named.get(line.key) is line:
                     del self._named[line.key]
 
-    def _over(self, watches: list[tuple[int, Watch]]) -> bool:
+    def _over(self, watches: list[_Place]) -> bool:
         """The first of them is, and has left."""
-        watch = watches[0][1]
+        watch = watches[0][-1]
         error = None
         if not watch.over:
             try:
@@ -227,7 +233,7 @@ class CompletionPoller:
         if error is None and watch.value_fn is not None:
             try:
                 value = watch.value_fn()
-            except Exception as raised:  # as in _ask
+            except Exception as raised:  # as in _over
                 error = raised
         if error is None:
             watch.work._finish(value)

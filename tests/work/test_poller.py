@@ -251,6 +251,27 @@ async def test_of_those_in_one_line_only_the_first_is_asked(home: LoopHome) -> N
     assert len(home.poller) == 0
 
 
+async def test_several_may_wait_for_one_event(home: LoopHome) -> None:
+    class Device:
+        happened = False
+
+    class Same(Event):
+        def poll(self) -> bool:
+            self.ready = Device.happened
+            return super().poll()
+
+    works = []
+    for number in (2, 1, 2, 1, 2):
+        work: AsyncWork[Any] = AsyncWork(home, "event")
+        home.poller.watch(Same(), work, place=("stream", number))
+        works.append(work)
+    await asyncio.sleep(0)
+    assert not any(work.done() for work in works)
+    Device.happened = True
+    await asyncio.wait_for(asyncio.gather(*works), 5)
+    assert not home.poller._named
+
+
 async def test_lines_that_are_empty_are_forgotten(home: LoopHome) -> None:
     slow = watch(home, event := Event())
     for number in range(100):
