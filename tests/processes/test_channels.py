@@ -186,10 +186,12 @@ async def test_a_producer_that_dies_with_puts_that_wait_has_not_closed_well() ->
     async with init("a:0") as comm, worker(comm, "m:0", close_early) as maker:
         channel = await comm.create_channel("c", maxsize=1)
         assert await comm.recv("m:0") == "closed"
-        waiting = channel.get(key="another")
         maker.kill()
+        # Until that is known it has closed, for who asks for another key.
+        while [each.state for each in (await channel.stats()).producers] != ["lost"]:
+            await asyncio.sleep(0.01)
         with pytest.raises(ProducerLost, match="m:0"):
-            await waiting
+            await channel.get(key="another")
         assert await channel.get() == 0
         with pytest.raises(ProducerLost, match="m:0"):
             await channel.get()
