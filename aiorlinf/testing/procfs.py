@@ -29,6 +29,7 @@ __all__ = [
 
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 _SHM = "/dev/shm"
+_SEMAPHORE = "sem.mp-"
 _TCP_STATES = {"01": "established", "06": "time-wait", "08": "close-wait", "0A": "listening"}
 
 
@@ -99,18 +100,25 @@ def describe_child(child: Child) -> str:
 
 
 def shm_names() -> frozenset[str]:
-    """The names in ``/dev/shm``, but for the semaphores of `multiprocessing`: of whoever was killed its resource tracker takes them away,
-    later, and until then nobody has them open."""
-    return frozenset(name for name in _list_folder(_SHM) if not name.startswith("sem.mp-"))
+    """The names in ``/dev/shm``."""
+    return frozenset(_list_folder(_SHM))
 
 
 def ours_in_shm(names: Iterable[str]) -> list[str]:
-    """Those of ``names`` that still exist and that only our own processes, or nobody, has open: others use the folder too."""
-    left = sorted(name for name in names if os.path.exists(f"{_SHM}/{name}"))
-    if left:
-        elsewhere = "".join(_maps_of_strangers())
-        left = [name for name in left if f"{_SHM}/{name}\n" not in elsewhere]
-    return left
+    """Those of ``names`` that still exist and that only our own processes, or nobody, has open: others use the folder too.
+
+    Of the semaphores of `multiprocessing` only those that ours have open. Nobody has those of a process that was killed, be it somebody
+    else's, until its resource tracker takes them away.
+    """
+    inodes = {name: inode for name in sorted(names) if (inode := _inode(f"{_SHM}/{name}"))}
+    if not inodes:
+        return []
+    family = {os.getpid(), *(child.pid for child in child_processes())}
+    ours, elsewhere = set[int](), set[int]()
+    for pid in map(int, filter(str.isdigit, _list_folder("/proc"))):
+        (ours if pid in family else elsewhere).update(_mapped_shm(pid))
+    left = [name for name, inode in inodes.items() if inode not in elsewhere]
+    return [name for name in left if not name.startswith(_SEMAPHORE) or inodes[name] in ours]
 
 
 def describe_shm(name: str) -> str:
@@ -155,11 +163,18 @@ def _children_listed() -> list[int]:
     return [int(pid) for thread in _list_folder("/proc/self/task") for pid in _read(f"/proc/self/task/{thread}/children").split()]
 
 
-def _maps_of_strangers() -> Iterator[str]:
-    family = {os.getpid(), *(child.pid for child in child_processes())}
-    for name in _list_folder("/proc"):
-        if name.isdigit() and int(name) not in family:
-            yield _read(f"/proc/{name}/maps")
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0
+
+
+def _mapped_shm(pid: int) -> Iterator[int]:
+    """The inodes of what it has mapped of ``/dev/shm``. Not the paths: a semaphore is mapped under another one, before it gets its name."""
+    for line in _read(f"/proc/{pid}/maps").splitlines():
+        if f" {_SHM}/" in line:
+            yield int(line.split(maxsplit=5)[4])
 
 
 def _process_fields(pid: int) -> list[str]:

@@ -210,6 +210,20 @@ def test_shared_memory_that_another_process_uses_is_not_ours() -> None:
     stranger.stdout.close()
 
 
+def test_a_semaphore_is_ours_while_we_have_it_open() -> None:
+    with check_leaks(grace=0):
+        orphan = f"/dev/shm/sem.mp-aiorlinf-test-{os.getpid()}"  # as somebody who was killed leaves it
+        with open(orphan, "wb") as file:
+            file.truncate(32)
+    kept = []
+    with pytest.raises(LeakError, match=r"shm: /dev/shm/sem\.mp-\w+ \(32 bytes\)"), check_leaks(grace=0):
+        kept.append(multiprocessing.get_context("spawn").Semaphore())
+    with check_leaks(grace=0):
+        kept.append(multiprocessing.get_context("spawn").Semaphore())
+        kept.clear()
+    os.unlink(orphan)
+
+
 @pytest.mark.parametrize(
     ("debug", "said"), [(True, rf"made at {re.escape(__file__)}:\d+ in leave"), (False, "PYTHONASYNCIODEBUG=1 shows where")]
 )
