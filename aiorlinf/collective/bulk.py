@@ -130,7 +130,15 @@ async def _region(table: LinkTable, total: int) -> Region | None:
         elif region is not None:
             region.release()
 
-    return await future if memory.arena.grow(total, grown) else None
+    if not memory.arena.grow(total, grown):
+        return None
+    try:
+        return await future
+    except asyncio.CancelledError:
+        # In the moment in which it had come: nobody else knows of it.
+        if future.done() and not future.cancelled() and (given := future.result()) is not None:
+            given.release()
+        raise
 
 
 def _release(home: LoopHome, region: Region) -> None:
