@@ -237,12 +237,14 @@ class ChannelQueue:
         lane = self.dispatch.lane(consumer, key)
         lane.wait(get)
         consumer.asking += 1
-        if (lane.items or lane.back) and self._served(get, lane, now):
-            if self.roster.may_have_ended:
-                self._check_end(now)  # others may have waited for what this one took
-            return
-        if self.length and not lane.items and self.dispatch.move_to(consumer, key, now) and self._served(get, lane, now):
-            self._check_end(now)
+        before = self.length
+        if lane.items or lane.back:
+            self._serve(lane, now)
+        if get.waiting and self.length and not lane.items and self.dispatch.move_to(consumer, key, now):
+            self._serve(lane, now)
+        if self.length != before and self.roster.may_have_ended:
+            self._check_end(now)  # others may have waited for what this one took, or for what somebody before it in line did
+        if not get.waiting:
             return
         if self.roster.ended and self._drained(get, self._coming()):
             self._dismiss(lane, get, self.roster.error("get"))
@@ -250,10 +252,6 @@ class ChannelQueue:
             self._dismiss(lane, get, ChannelEmpty(f"channel {self.name!r} is empty", operation="get_nowait"))
         elif get.target is not None:
             self._batches.add(get)
-
-    def _served(self, get: Get, lane: Lane, now: float) -> bool:
-        self._serve(lane, now)
-        return not get.waiting
 
     def _dismiss(self, lane: Lane, get: Get, error: BaseException) -> None:
         lane.leave(get)

@@ -402,3 +402,30 @@ def test_who_runs_out_at_the_end_hears_of_it() -> None:
     desk.work()
     assert [desk.got.get(get) for get in (waiting, other)].count([0]) == 1
     assert [isinstance(desk.errors.get(get), ChannelClosed) for get in (waiting, other)].count(True) == 1
+
+
+class ToTheFirst(LoadBalancePolicy):
+    """Lets items move only when told to."""
+
+    moves = False
+
+    def select_consumer(self, item: ItemInfo, consumers: Sequence[Consumer]) -> int:
+        return 0
+
+    def may_move(self, item: ItemInfo, holder: Consumer, taker: Consumer, waited: float) -> bool:
+        return self.moves
+
+
+def test_all_hear_of_the_end_when_the_last_item_moves_to_somebody_before_the_one_who_asks() -> None:
+    policy = ToTheFirst()
+    desk = Desk(policy=policy)
+    for name in ("a", "b", "c"):
+        desk.consumer(name)
+    desk.put(0)
+    desk.queue.leave_producer(desk.producer(), 1.0)
+    first, other = desk.get("c"), desk.get("b")
+    assert not desk.errors  # there is still one, for a
+    policy.moves = True
+    second = desk.get("c")
+    assert desk.got == {first: [0]}
+    assert [type(desk.errors.get(get)) for get in (other, second)] == [ChannelClosed] * 2
