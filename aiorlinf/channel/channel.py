@@ -167,7 +167,8 @@ class Channel(Generic[T]):
         if not async_op:
             self._check_may_block()
         weight = check_weight(weight)
-        check_limit(timeout)
+        if timeout is not None:
+            check_limit(timeout)
         if key is not None:
             check_key(key)
         payload, nbytes = port.prepare(item)
@@ -175,7 +176,8 @@ class Channel(Generic[T]):
         work = PutWork(port.home, operation, abort=_stop_put, detail=call)
         call.work = work
         port.home.call(port.start_put, call)
-        self._limit(work, timeout, _NO_ROOM)
+        if timeout is not None or current_deadline.get() is not NO_DEADLINE:
+            self._limit(work, timeout, _NO_ROOM)
         return work
 
     # ---- getting

@@ -76,6 +76,7 @@ class Conversation:
         host: the channel worker.
         cause: makes the error of what is called after the end; None before it.
         contexts: of its messages (see `link.pending.Reporter`).
+        next_number: of a call.
     """
 
     contexts = CONTEXTS
@@ -87,9 +88,10 @@ class Conversation:
         self.ports: Ports[PutSide] = Ports()
         self.cause: Callable[[], AiorlinfError] | None = None
         self._on_end = on_end
+        self._links = exchange.table.by_address
         self._number = random.getrandbits(64)
         self._hello = HELLO
-        self._numbers = itertools.count(1)
+        self.next_number: Callable[[], int] = itertools.count(1).__next__
         self._slots = itertools.cycle(range(1, _SLOTS))
         self.streams: set[GetStream] = set()
         self._gets: dict[int, GetCall | GetStream] = {}
@@ -117,10 +119,6 @@ class Conversation:
 
     # ---- sending
 
-    def next_number(self) -> int:
-        """Of a call."""
-        return next(self._numbers)
-
     def next_port(self) -> int:
         """Of a handle. Raises ClosedError when there are too many."""
         for gone in self.ports.gone():
@@ -143,7 +141,7 @@ class Conversation:
     @property
     def link(self) -> Link | None:
         """To the channel worker."""
-        return self.exchange.table.peek(self.host)
+        return self._links.get(self.host)
 
     def write(self, data: bytes, copied: int = 0) -> None:
         """An entry; those of one turn of the loop leave together, unless they are many or took long.
@@ -211,7 +209,7 @@ class Conversation:
         """A get: an entry GET of these fields. Those that are alike share one."""
         if self._commits:
             self._write_commits()
-        call.number = number = next(self._numbers)
+        call.number = number = self.next_number()
         self._gets[number] = call
         form = (port, bits, value, extra, key)
         if self._wanted_count:

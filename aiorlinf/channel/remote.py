@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from aiorlinf.channel.calls import GetCall, PutCall
-from aiorlinf.channel.entries import PUTS, Bits, Op, encode_key, entry
+from aiorlinf.channel.entries import FIXED, PUTS, Bits, Op, encode_key, entry
 from aiorlinf.channel.putting import Confirming
 from aiorlinf.channel.stats import ChannelStats
 from aiorlinf.channel.stream import GetStream
@@ -22,7 +22,6 @@ from aiorlinf.link.outgoing import Outgoing
 from aiorlinf.wire.flat import Flat
 from aiorlinf.wire.frames import stream_key
 from aiorlinf.wire.inline import encode_inline
-from aiorlinf.wire.leaves import Device
 from aiorlinf.work.base import AsyncWork
 
 if TYPE_CHECKING:
@@ -36,6 +35,8 @@ __all__ = ["RemotePort"]
 
 log: logging.Logger = logging.getLogger("aiorlinf.channel")
 
+_PUT, _LARGE, _NOWAIT, _PLACED = Op.PUT, Bits.LARGE, Bits.NOWAIT, Bits.PLACED
+_FIXED = FIXED.pack
 _SMALL_BYTES = 64 * 1024
 
 _AHEAD_BYTES = 32 << 20
@@ -136,7 +137,7 @@ class RemotePort:
             given.out = Outgoing(work, 0, body=message, total=len(message))
             gift.give(given.out)
             return given, len(message)
-        if gift is None and isinstance(message, Flat) and all(leaf.spec.device is Device.CPU for leaf in message.leaves):
+        if gift is None and type(message) is Flat and not message.on_devices:
             total = message.payload_bytes
             manifest = exchange.describe(message, total)
             message.hold()
@@ -171,7 +172,7 @@ class RemotePort:
         if self.home.trace is not None:
             self.home.trace.call(call.work, f"channel {self.name!r}")
         call.number = number = self._conversation.next_number()
-        bits = Bits.NOWAIT if call.nowait else 0
+        bits = _NOWAIT if call.nowait else 0
         copied = 0
         if type(item) is bytes:
             call.payload = None
@@ -179,19 +180,19 @@ class RemotePort:
         else:
             body = item.body or b""
             if item.body is None:
-                bits |= Bits.LARGE
+                bits |= _LARGE
                 told = self._put_down(item)
                 if told is not None:
-                    bits |= Bits.PLACED
+                    bits |= _PLACED
                     body = told
                     copied = item.total
         self._puts[number] = call
         self._unadmitted.append(call)
         self._order.append(call)
         key = b"" if call.key is None else encode_key(call.key)
-        self._conversation.write(
-            entry(Op.PUT, self.number, number, bits, value=call.weight, extra=call.nbytes, key=key, payload=body), copied
-        )
+        # `entry`, in line.
+        fixed = _FIXED(_PUT, bits, self.number, 0, len(key), len(body), number, call.weight, call.nbytes)
+        self._conversation.write(fixed + key + body, copied)
 
     def _put_down(self, item: _Item) -> bytes | None:
         """Copy a payload to where the channel worker can see it, before it is asked for, unless that is much or impossible."""

@@ -24,7 +24,7 @@ from aiorlinf.link.staging import Departure, callers_device, ready_now
 from aiorlinf.link.unpacking import unpack_parcel
 from aiorlinf.wire.flat import Flat, Kind
 from aiorlinf.wire.frames import MAX_TAG, Flag, stream_key
-from aiorlinf.wire.inline import encode_inline, inline_if_small, is_plain
+from aiorlinf.wire.inline import encode_inline, inline_if_small, is_plain, tensor_manifest
 from aiorlinf.wire.leaves import Device
 from aiorlinf.wire.manifest import encode_manifest
 from aiorlinf.wire.tensor_header import sendable_leaf
@@ -42,6 +42,7 @@ __all__ = ["Exchange", "cancel_receive"]
 
 _UP = LinkState.UP  # looking up a member of an enum takes longer than all of the checks it is used in
 _TENSOR = torch.Tensor
+_ONE_TENSOR = Kind.TENSOR
 
 
 class Exchange:
@@ -85,6 +86,13 @@ class Exchange:
 
     def check(self, tag: int) -> None:
         """Raise what every operation raises at its call."""
+        if self._closed or _get_running_loop() is not self.home.loop:
+            self._check_caller()
+        if type(tag) is not int or not 0 <= tag <= MAX_TAG:
+            raise UsageError(f"tag {tag!r} is not a whole number from 0 to {MAX_TAG}")
+
+    def _check_caller(self) -> None:
+        """Not called from the home loop, or closed."""
         if self._pid != os.getpid():
             raise ForkedHandle(f"{self.local} was made before a fork", hint="call aiorlinf.init() in the child")
         if self._closed:
@@ -92,8 +100,6 @@ class Exchange:
         home = self.home
         if get_ident() == home.thread_id and (running := _get_running_loop()) is not home.loop:
             self._check_loop(running)
-        if type(tag) is not int or not 0 <= tag <= MAX_TAG:
-            raise UsageError(f"tag {tag!r} is not a whole number from 0 to {MAX_TAG}")
 
     def _check_loop(self, running: AbstractEventLoop | None) -> None:
         """On the home thread, but not from its loop: that one is between two runs, or has ended, or waits for this one to end."""
@@ -190,7 +196,7 @@ class Exchange:
     def describe(self, flat: Flat, total: int) -> bytes:
         """The description of a message. Raises UsageError if this, or the payload of `total` bytes, is over its limit."""
         self._check_size(total)
-        manifest = encode_manifest(flat)
+        manifest = tensor_manifest(flat.leaves[0].spec) if flat.kind is _ONE_TENSOR else encode_manifest(flat)
         if len(manifest) > self.config.max_manifest_bytes:
             raise UsageError(
                 f"the object without its tensors and arrays takes {len(manifest)} bytes",

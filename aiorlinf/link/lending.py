@@ -14,11 +14,12 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aiorlinf.backends.shm.regions import align
 from aiorlinf.errors import WireError
 from aiorlinf.link.link import LinkState
 from aiorlinf.link.packing import pack
 from aiorlinf.link.parcel import Parcel
-from aiorlinf.link.placement import Placement, packed_size
+from aiorlinf.link.placement import packed_size
 from aiorlinf.wire.manifest import Limits, Manifest, decode_manifest
 
 if TYPE_CHECKING:
@@ -61,18 +62,17 @@ def put_down(link: Link | None, flat: Flat, head: bytes, total: int, versions: t
         total: its payload in bytes, at most `INLINE_BYTES`.
         versions: those that the tensors had; None also if somebody has written to one since then, even while it was copied.
     """
-    shared = _shared(link)
-    if link is None or shared is None:
+    if link is None or (shared := _shared(link)) is None:
         return None
     leaves = flat.leaves
     arena = shared.arena
-    region = arena.take(packed_size([leaf.spec.nbytes for leaf in leaves]))
+    region = arena.take(align(total) if len(leaves) == 1 else packed_size([leaf.spec.nbytes for leaf in leaves]))
     if region is None:
         return None
     pack(region.segment.address + region.offset, leaves)
-    place = shared.lend(Placement(region, {})) if versions is None or flat.versions() == versions else None
-    arena.release(region)  # from here on only the peer holds it
+    place = shared.hand_over(region) if versions is None or flat.versions() == versions else None
     if place is None:
+        arena.release(region)
         return None
     sender = link.sender
     sender.messages += 1

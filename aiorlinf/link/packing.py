@@ -30,6 +30,10 @@ _SHARED_BYTES = 8 << 20
 
 def pack(address: int, leaves: Sequence[Leaf]) -> None:
     """Copy the leaves to this address, each where `offsets` says. Any thread; others go on meanwhile."""
+    if len(leaves) == 1:
+        leaf = leaves[0]
+        _copy(((address, leaf, 0, leaf.spec.nbytes),))
+        return
     _copy([(address + start, leaf, 0, leaf.nbytes) for start, leaf in zip(_starts(leaves), leaves, strict=True)])
 
 

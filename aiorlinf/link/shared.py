@@ -47,7 +47,8 @@ class SharedOut:
         self._writer: DescriptorWriter | None = None
         self._names: dict[int, list[int]] = {}  # by segment, the numbers by which the peer knows it
         self._stale: set[int] = set()  # segments that may have been lost: pass them again, under another number
-        self._lent: dict[Place, list[tuple[Lendable, Placement]]] = {}  # nearly always one at a place; a parcel can be there twice
+        # Nearly always one at a place; a parcel can be there twice. None: it was handed over.
+        self._lent: dict[Place, list[tuple[Lendable, Placement | None]]] = {}
         self._resting = False
         self._rests_until = float("-inf")
         self._pause = _FIRST_PAUSE_SECONDS
@@ -71,25 +72,39 @@ class SharedOut:
                 if region.segment.number not in names:
                     names[region.segment.number] = self._pass(region.segment)
         except OSError as error:
-            # What is in the socket may be lost, too.
-            self._close_writer()
-            self._stale.update(self._names)
-            self._rest(f"a memory file could not be passed: {error}")
+            self._not_passed(error)
             return None
         for region in regions:
             region.hold()
-            place = (names[region.segment.number], region.offset)
-            loans = self._lent.get(place)
-            if loans is None:
-                self._lent[place] = [(region, placement)]
-            else:
-                loans.append((region, placement))
+            self._lent.setdefault((names[region.segment.number], region.offset), []).append((region, placement))
             self.lent_bytes += region.size
         placement.lent += len(regions)
         if self._resting:
             self._resting = False
             self._changed(None)
         return placement.encode()
+
+    def hand_over(self, region: Lendable) -> bytes | None:
+        """As `lend`, of one region that holds all of a message, and that only the peer holds from now on. None: it stays the caller's."""
+        if self._closed or (self._resting and not self.usable):
+            return None
+        try:
+            place = (self._pass(region.segment), region.offset)
+        except OSError as error:
+            self._not_passed(error)
+            return None
+        self._lent.setdefault(place, []).append((region, None))
+        self.lent_bytes += region.size
+        if self._resting:
+            self._resting = False
+            self._changed(None)
+        return PLACE.pack(*place)
+
+    def _not_passed(self, error: OSError) -> None:
+        """What is in the socket may be lost, too."""
+        self._close_writer()
+        self._stale.update(self._names)
+        self._rest(f"a memory file could not be passed: {error}")
 
     def _pass(self, segment: Segment) -> int:
         """The number by which the peer knows the segment. A new one each time that it is passed, so that what was lost stays lost."""
@@ -149,10 +164,11 @@ class SharedOut:
                 region.abandon()
             else:
                 region.release()
-            placement.lent -= 1
-            if not placement.lent and placement.back is not None:
-                back, placement.back = placement.back, None
-                back()
+            if placement is not None:
+                placement.lent -= 1
+                if not placement.lent and placement.back is not None:
+                    back, placement.back = placement.back, None
+                    back()
 
     def _close_writer(self) -> None:
         if self._writer is not None:

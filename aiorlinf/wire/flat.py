@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from aiorlinf.wire.leaves import Leaf
+from aiorlinf.wire.leaves import Device, Leaf
 
 __all__ = ["INDEXED", "SPLICED", "Flat", "Kind"]
 
@@ -14,6 +14,8 @@ INDEXED = 1
 """Flag of the tensor containers: elements name their leaf by number, because one tensor occurs more than once."""
 SPLICED = 2
 """Flag of the kinds with a codec: long pieces of the skeleton travel as leaves."""
+
+_CPU = Device.CPU
 
 
 class Kind(IntEnum):
@@ -52,6 +54,15 @@ class Flat:
             total += leaf.spec.nbytes
         return total
 
+    @property
+    def on_devices(self) -> bool:
+        """Some of its leaves are on accelerators."""
+        found = False
+        for leaf in self.leaves:  # as above
+            if leaf.spec.device is not _CPU:
+                found = True
+        return found
+
     def hold(self) -> None:
         """Its leaves show the memory that they show now, whatever becomes of the tensor objects. Not before tensors are given away."""
         for leaf in self.leaves:
@@ -62,4 +73,9 @@ class Flat:
 
         Arrays and bytes have no counter, nor have tensors made in inference mode: writes to them go unnoticed.
         """
-        return tuple([leaf.tensor._version for leaf in self.leaves if leaf.tensor is not None and not leaf.tensor.is_inference()])
+        found = []
+        for leaf in self.leaves:  # as above
+            tensor = leaf.tensor
+            if tensor is not None and not tensor.is_inference():
+                found.append(tensor._version)
+        return tuple(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,10 @@ import pytest
 import torch
 
 import aiorlinf
+from aiorlinf.backends.shm.arena import Arena
 from aiorlinf.errors import ChannelClosed
 from aiorlinf.link import lending, packing
+from aiorlinf.link.shared import SharedOut
 from aiorlinf.link.shared_in import SharedIn
 from tests.channel.places import Place, place
 
@@ -192,6 +195,116 @@ async def test_a_tensor_that_is_written_to_while_it_is_copied_is_not_put(monkeyp
         await before
         await put.put(tensor(2))
         assert [float((await get.get())[0]) for _ in range(2)] == [0.0, 2.0]
+        await given_back(here.workers[0])
+
+
+@pytest.mark.parametrize("how", ["add", "data", "set", "resize"])
+async def test_a_tensor_that_changes_before_the_put_of_another_thread_begins(how: str) -> None:
+    """What was put is what it was at the call, or the put fails."""
+    async with place("hosted") as here:
+        put, get = await here.handle(), await here.handle()
+        await warm(put, get)
+        item = tensor(1)
+        works: list[aiorlinf.AsyncWork[None]] = []
+
+        def other() -> None:
+            works.append(put.put(item))
+            if how == "add":
+                item.add_(1)
+            elif how == "data":
+                item.data = torch.zeros(3)
+            elif how == "set":
+                item.set_(torch.zeros(3))  # type: ignore[call-overload]  # a form that the stubs miss
+            else:
+                item.resize_(2 * SIZE)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()  # the loop stands still
+        try:
+            await works[0]
+        except aiorlinf.errors.UsageError:
+            assert how != "data"
+        else:
+            assert torch.equal(await get.get(), tensor(1))
+            assert how == "data"
+        await put.put(tensor(2))
+        assert torch.equal(await get.get(), tensor(2))
+        await given_back(here.workers[0])
+
+
+async def test_a_tensor_that_gets_other_memory_while_it_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The channel worker did not find it, and gets what was put, not what the tensor shows now."""
+    async with place("hosted") as here:
+        put, get = await here.handle(), await here.handle()
+        await warm(put, get)
+        monkeypatch.setattr(SharedIn, "hold", lambda self, *args: None)
+        item = tensor(1)
+        work = put.put(item)
+        item.data = torch.zeros(3)
+        assert torch.equal(await get.get(), tensor(1))
+        await work
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        torch.arange(SIZE, dtype=torch.float64),
+        torch.arange(SIZE).to(torch.bfloat16),
+        torch.arange(SIZE).to(torch.complex64).conj(),
+        torch.arange(SIZE * 2) % 3 == 0,
+        torch.arange(SIZE * 4 + 1).to(torch.uint8),
+        torch.arange(SIZE).reshape(4, -1, 2),
+        torch.nn.Parameter(torch.arange(SIZE).float()),
+        torch.arange(SIZE).float().requires_grad_(),
+        torch.arange(SIZE)[SIZE // 2 :],
+        torch.zeros(0, 7),
+        torch.tensor(3.5),
+    ],
+    ids=lambda item: f"{type(item).__name__} {item.dtype} {tuple(item.shape)}",
+)
+async def test_every_kind_of_tensor_arrives_as_it_was(item: torch.Tensor) -> None:
+    async with place("hosted") as here:
+        put, get = await here.handle(), await here.handle()
+        await warm(put, get)
+        for each in (item, [item, item + 1], {"one": item}):
+            await put.put(each)
+            got = await get.get()
+            one = got[0] if isinstance(each, list) else got["one"] if isinstance(each, dict) else got
+            assert torch.equal(one, item)
+            assert (type(one), one.dtype, one.shape, one.requires_grad) == (type(item), item.dtype, item.shape, item.requires_grad)
+
+
+async def test_a_tensor_made_in_inference_mode_is_put() -> None:
+    with torch.inference_mode():
+        item = torch.arange(SIZE)
+    async with place("hosted") as here:
+        put, get = await here.handle(), await here.handle()
+        await put.put(item)
+        assert torch.equal(await get.get(), item)
+
+
+@pytest.mark.parametrize("trouble", ["full", "not passed"])
+async def test_without_shared_memory_at_the_moment_items_go_as_messages(trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with place("hosted") as here:
+        put, get = await here.handle(), await here.handle()
+        await warm(put, get)
+
+        def not_passed(self: SharedOut, segment: Any) -> int:
+            raise OSError("no room for another open file")
+
+        if trouble == "full":
+            monkeypatch.setattr(Arena, "take", lambda self, size, **options: None)
+            monkeypatch.setattr(Arena, "grow", lambda self, size, then: False)
+        else:
+            monkeypatch.setattr(SharedOut, "_pass", not_passed)
+        works = [put.put(tensor(number)) for number in range(5)]
+        assert [float((await get.get())[-1]) for _ in range(5)] == [0.0, 1.0, 2.0, 3.0, 4.0]
+        for work in works:
+            await work
+        monkeypatch.undo()
+        await put.put(tensor(5))
+        assert float((await get.get())[-1]) == 5.0
         await given_back(here.workers[0])
 
 

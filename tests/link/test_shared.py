@@ -230,6 +230,47 @@ async def test_the_last_view_may_go_in_any_thread(line: Line) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_region_that_is_handed_over_is_the_peers_alone(line: Line) -> None:
+    messages = []
+    for number in range(3):
+        region = line.region(PAGE)
+        region.segment.view(region.offset, PAGE)[:] = number
+        place = line.out.hand_over(region)
+        assert place is not None
+        messages.append(Message([PAGE], Placement(None, {})))
+        messages[-1].place = memoryview(place)
+        line.place(messages[-1])
+    await soon(lambda: all(message.answers for message in messages))
+    assert [contents(message.tensors[0]) for message in messages] == [bytes([number]) * PAGE for number in range(3)]
+    assert line.out.lent_bytes == line.arena.stats().used_bytes == 3 * PAGE
+    for message in messages:
+        message.answers.clear()
+    await soon(lambda: line.out.lent_bytes == 0)
+    assert line.arena.stats().used_bytes == 0
+
+
+@pytest.mark.asyncio
+async def test_what_cannot_be_handed_over_stays_the_callers(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "_FIRST_PAUSE_SECONDS", 0.02)
+    line.listener.close()
+    region = line.region(PAGE)
+    assert line.out.hand_over(region) is None
+    assert line.out.hand_over(region) is None, "it rests"
+    assert (region.holders, line.out.lent_bytes, line.arena.stats().used_bytes) == (1, 0, PAGE)
+    line.listener = DescriptorListener(line.home.loop, "key", line._attach)
+    await soon(lambda: line.out.usable)
+    assert line.out.hand_over(region) is not None
+    assert (len(line.changes), line.changes[-1]) == (2, None)
+    segment, offset = region.segment, region.offset
+    line.out.close()
+    assert line.arena.stats().used_bytes == 0
+    later = line.region(PAGE)
+    assert (later.segment, later.offset) != (segment, offset), "the peer may still look at that"
+    assert line.out.hand_over(later) is None
+    assert later.holders == 1
+
+
+@pytest.mark.asyncio
 async def test_what_goes_in_one_turn_is_told_together_and_in_bounded_frames(line: Line) -> None:
     kept = [(await line.send(bytes([number]))).answers for number in range(10)]
     kept.clear()

@@ -143,7 +143,9 @@ class Arena:
         keeps for long would make it useless for them.
         """
         for number, regions in self._regions.items():
-            if number in self._retired or (size <= self.segment_bytes < regions.size and not anywhere):
+            if size > regions.size - regions.used or number in self._retired:
+                continue
+            if size <= self.segment_bytes < regions.size and not anywhere:
                 continue
             offset = regions.take(size)
             if offset is not None:

@@ -13,6 +13,7 @@ ALIGNMENT = 64
 """Bytes. Each tensor of a message starts at a multiple of this; regions at a multiple of a page."""
 
 PAGE = 4096
+_ROUND = PAGE - 1
 
 
 def align(size: int, to: int = ALIGNMENT) -> int:
@@ -38,7 +39,7 @@ class Regions:
 
     def take(self, size: int) -> int | None:
         """Offset of a region of at least `size` bytes, None if no span is large enough."""
-        need = align(max(size, 1), PAGE)
+        need = (size + _ROUND) & ~_ROUND or PAGE
         for index, (offset, length) in enumerate(self._free):
             if length >= need:
                 if length == need:
