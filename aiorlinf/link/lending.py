@@ -55,14 +55,14 @@ _forms: dict[bytes, _Form] = {}
 
 
 def put_down(link: Link | None, flat: Flat, head: bytes, total: int, versions: tuple[int, ...] | None = None) -> bytes | None:
-    """Copy a payload to where the peer can see it; what to tell him, or None.
+    """Copy a payload to where the peer can see it; what to tell him, or None. A payload of nothing has no place.
 
     Args:
         head: the message's description, encoded.
         total: its payload in bytes, at most `INLINE_BYTES`.
         versions: those that the tensors had; None also if somebody has written to one since then, even while it was copied.
     """
-    if link is None or (shared := _shared(link)) is None:
+    if not total or link is None or (shared := _shared(link)) is None:
         return None
     leaves = flat.leaves
     arena = shared.arena

@@ -275,6 +275,18 @@ async def test_every_kind_of_tensor_arrives_as_it_was(item: torch.Tensor) -> Non
             assert (type(one), one.dtype, one.shape, one.requires_grad) == (type(item), item.dtype, item.shape, item.requires_grad)
 
 
+@pytest.mark.parametrize("size", [0, 1, 5000])
+async def test_a_long_description_with_much_little_or_no_payload(size: int) -> None:
+    async with place("hosted") as here:
+        put, get = await here.handle(), await here.handle()
+        await warm(put, get)
+        for item in ({"k" * (1 << 20): torch.ones(size)}, {str(number): torch.ones(size and 1) for number in range(50_000)}):
+            await put.put(item, timeout=10)
+            got = await get.get(timeout=10)
+            assert list(got) == list(item)
+            assert torch.equal(next(iter(got.values())), next(iter(item.values())))
+
+
 async def test_a_tensor_made_in_inference_mode_is_put() -> None:
     with torch.inference_mode():
         item = torch.arange(SIZE)
