@@ -501,6 +501,7 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
         self._close_task.add_done_callback(lambda task: self._after_close(task, work))
 
     async def _run_close(self, timeout: float | None) -> None:
+        self._enrolment.begin_leaving()
         self._starting.cancel()
         await asyncio.wait([self._starting])
         for stream in self._streams.now():

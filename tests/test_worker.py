@@ -310,7 +310,7 @@ async def test_what_cannot_be_delivered_is_said_in_the_log(caplog: pytest.LogCap
             with pytest.raises((ClosedError, PeerLeft)):
                 await work
     lines = [record.getMessage() for record in caplog.records if "closed before it could deliver" in record.getMessage()]
-    assert any(line.startswith("b:0 closed before it could deliver 1 messages (4000000 bytes) to a:0") for line in lines), lines
+    assert any(line.startswith("b:0 closed before it could deliver 1 message (4000000 bytes) to a:0") for line in lines), lines
     assert any(line.endswith("to c:0") for line in lines), lines
 
 

@@ -123,6 +123,11 @@ class Enrolment:
             manager, token = self._embedded.address, self._embedded.token
         return manager, token
 
+    def begin_leaving(self) -> None:
+        """The worker is being closed: what becomes of its manager meanwhile is not worth a line in the log."""
+        if self.life is not None:
+            self.life.leaving = True
+
     async def leave(self, timeout: float, last: Callable[[str], None]) -> None:
         """Say goodbye to the manager, for at most so many seconds.
 

@@ -339,7 +339,7 @@ class LinkTable:
             unfinished = link.sender.unfinished() if link.state is not LinkState.ENDED else []
             if unfinished:
                 size = sum(out.total for out in unfinished)
-                lost.append(f"{len(unfinished)} messages ({size} bytes) to {link.remote}")
+                lost.append(f"{len(unfinished)} message{'s' if len(unfinished) > 1 else ''} ({size} bytes) to {link.remote}")
         waiters = []
         for link in links:
             if link.state is LinkState.UP:

@@ -37,7 +37,13 @@ R = TypeVar("R")
 
 
 class Owner(Protocol):
-    """Who is told what happens, in the heartbeat thread."""
+    """Who is told what happens, in the heartbeat thread.
+
+    Attributes:
+        leaving: the worker is being closed, so that nobody need be told in the log how its manager is.
+    """
+
+    leaving: bool
 
     def alive(self) -> bool:
         """Whether the worker can still be operated at all."""
@@ -170,7 +176,8 @@ class Keeper:
                 return
             self._client = None
             self.away_since = asyncio.get_running_loop().time()
-            log.warning("%s lost the manager at %s; its links go on, and it tries to come back", self._worker, self._manager)
+            if not self._owner.leaving:
+                log.warning("%s lost the manager at %s; its links go on, and it tries to come back", self._worker, self._manager)
             await self._come_back()
 
     async def _beat(self, client: ManagerClient) -> None:
@@ -225,7 +232,7 @@ class Keeper:
             except (AiorlinfError, OSError) as error:  # it may be another job's, or gone again; whatever it was, there may be a better one
                 if client is not None:
                     client.abort()
-                if str(error) != said:
+                if str(error) != said and not self._owner.leaving:
                     said = str(error)
                     log.warning("%s cannot come back to its manager yet: %s", self._worker, error)
                 await asyncio.sleep(random.uniform(*_PAUSE_S))
@@ -238,7 +245,8 @@ class Keeper:
                 self._client, self.away_since = client, None
                 self._whole_at = asyncio.get_running_loop().time() + _WHOLE_S if client.recovering else 0.0
                 self._wake()
-                log.warning("%s is back at the manager", self._worker)
+                if not self._owner.leaving:
+                    log.warning("%s is back at the manager", self._worker)
             else:
                 client.abort()
             return

@@ -49,6 +49,7 @@ class Lifeline:
         on_dead: called there once, if this worker was declared dead.
         make_report: says what the worker is doing; called there, or in the heartbeat thread while its loop is blocked.
         local_host: our own address of the first connection to the manager.
+        leaving: see `manager.keeper.Owner`.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Lifeline:
         self.on_dead: Callable[[DeclaredDead], None] = lambda _: None
         self.make_report: Callable[[], dict[str, Any]] = dict
         self.local_host: str = ""
+        self.leaving: bool = False
         self._home = home
         self._worker = worker
         self._pid = os.getpid()

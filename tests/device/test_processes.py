@@ -225,6 +225,12 @@ async def test_a_broadcast_to_processes_that_share_another_device(into: bool) ->
         await soon(lambda: all_free(fake))
 
 
+async def meet(comm: Worker) -> None:
+    """Go on when the others are there, too: from then on a second is enough for what is to happen."""
+    await comm.send("here", "a:0")
+    await comm.recv("a:0")
+
+
 async def keep_and_die(comm: Worker, seed: int, members: list[str]) -> None:
     """It ends in the middle of lending what it has."""
     real = DeviceOut.lend
@@ -234,6 +240,7 @@ async def keep_and_die(comm: Worker, seed: int, members: list[str]) -> None:
         return real(self, loan, over)
 
     DeviceOut.lend = lend  # type: ignore[method-assign]
+    await meet(comm)
     await share_a_device(comm, seed, members, False)
 
 
@@ -242,6 +249,7 @@ async def have_it_from_the_dead(comm: Worker, seed: int, members: list[str]) -> 
     with shared(seed) as fake:
         fake.limbo = fake.islands = True
         fake.set_device(1)
+        await meet(comm)
         target = {"w": fake.late(torch.zeros_like(VALUES), index=1, ticks=5 * LATE)}
         try:
             await comm.broadcast(None, root="a:0", members=members, into=target)
@@ -263,6 +271,10 @@ async def test_a_keeper_that_is_killed() -> None:
             worker(a, "b:0", keep_and_die, 15, members),
             worker(a, "c:0", have_it_from_the_dead, 25, members) as c,
         ):
+            for peer in members[1:]:
+                await a.recv(peer)
+            for peer in members[1:]:
+                await a.send("go on", peer)
             with pytest.raises(PeerLost, match="b:0"):
                 await a.broadcast({"w": fake.late(VALUES, ticks=LATE)}, root="a:0", members=members)
             assert "b:0" in await a.recv("c:0")
