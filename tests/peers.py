@@ -34,7 +34,7 @@ LIMIT_S = 25.0
 _LOOK_S = 0.005
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.peers", "pytest", "aiorlinf.testing.frozen"])
+_context.set_forkserver_preload(["tests.shortened", "tests.peers", "pytest", "aiorlinf.testing.frozen"])
 
 
 class PeerFailed(AssertionError):

@@ -59,6 +59,7 @@ def table_rows(output: str) -> dict[str, dict[str, list[str]]]:
 LONG = pytest.mark.skipif(TRIES <= 1, reason="takes a dozen seconds, and most are measured by p2p, too; set AIORLINF_TRIES to more than 1")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("suite", "contenders"),
     [

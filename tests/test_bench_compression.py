@@ -122,6 +122,7 @@ def test_where_links_cannot_be_shaped_the_reason_is_said(tmp_path: Path, monkeyp
     assert missing_reason("link-1g", 0) == "there is no `unshare` command"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.timeout(LIMIT_S + 10)
 @pytest.mark.parametrize(("link", "chosen", "plots"), [("link-1g", ["frames", "token_ids"], True), ("emulated-1g", ["frames"], False)])
 def test_a_quick_run(link: str, chosen: list[str], plots: bool, tmp_path: Path) -> None:

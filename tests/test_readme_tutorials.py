@@ -50,6 +50,7 @@ def _change(folder: Path) -> int:
     return changes
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("test", "least"), [("test_sizes.py", 10), ("tests/codec/codecs/test_deflate.py", 12), ("tests/backends/test_sockets.py", 14)]

@@ -59,14 +59,14 @@ def test_a_steady_stream_touches_no_fresh_memory() -> None:
 
 @pytest.mark.timeout(LIMIT_S + 10)
 def test_a_channel_loses_nothing_and_gives_nothing_twice() -> None:
-    ended = torture("channel", "--items", "150", "--kills", "2", "--mib", "128", "--seed", "3")
+    ended = torture("channel", "--items", "100", "--kills", "2", "--mib", "96", "--seed", "3")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = rows(ended.stdout)
     assert found["wrong"] == ["nothing"]
-    assert found["exactly once, get"][0].startswith("150 items, ")
-    assert found["at least once, lease"][0].startswith("150 items, 2 consumers killed, ")
+    assert found["exactly once, get"][0].startswith("100 items, ")
+    assert found["at least once, lease"][0].startswith("100 items, 2 consumers killed, ")
     for backend in ("auto", "stream"):
-        assert "128 MiB through a bound of 64 MiB" in found[f"bounded memory, {backend}"][0]
+        assert "96 MiB through a bound of 64 MiB" in found[f"bounded memory, {backend}"][0]
 
 
 @pytest.mark.timeout(LIMIT_S + 10)

@@ -388,6 +388,7 @@ SYNCHRONOUS = "import aiorlinf, sys\nb = aiorlinf.init('b:0')\n"
 IN_A_LOOP = "import aiorlinf, asyncio, sys\nasync def main():\n    b = await aiorlinf.init('b:0')\n"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "source",
     [

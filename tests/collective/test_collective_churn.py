@@ -16,6 +16,7 @@ from tests.collective.company import Company, company
 ROUNDS = 25
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.asyncio
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("hosts", [["", "", ""], ["a", "b", "b", "c"]], ids=["one host", "three hosts"])

@@ -161,6 +161,7 @@ def described(value: Any) -> Any:
     return value
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.asyncio
 @pytest.mark.timeout(LIMIT_S + 40)
 @pytest.mark.parametrize("name", CASES)

@@ -347,6 +347,7 @@ def writing_to_it(fake: Watched, workers: Company) -> Callable[[int], Any]:
     return call
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.asyncio
 @pytest.mark.parametrize("who", [0, 1])
 async def test_cancelled_at_every_moment(fake: Watched, who: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,6 +242,7 @@ async def test_a_backend_that_must_not_be_replaced(fake: FakeAccelerator, maker:
         await work
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("backend", "inline"), [("cuda_ipc", 1), ("cuda_ipc", 0), ("nccl", 1)])
 async def test_cancelled_at_every_moment(

@@ -36,6 +36,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.sampled(2, family="gpu-check")
 def test_it_runs_and_says_what_it_found() -> None:
     done = run("--kind", "fake", "--only", "asked for", "--only", "collectives")
     assert done.returncode == 0, done.stderr
@@ -47,6 +48,7 @@ def test_it_runs_and_says_what_it_found() -> None:
     assert "\n3 of 3: passed after " in done.stderr
 
 
+@pytest.mark.sampled(2, family="gpu-check")
 def test_it_keeps_to_its_time() -> None:
     done = run("--kind", "fake", "--only", "asked for", "--limit", "0")
     assert done.returncode == 1
@@ -54,6 +56,7 @@ def test_it_keeps_to_its_time() -> None:
     assert "no time for 1" in done.stdout
 
 
+@pytest.mark.sampled(2, family="gpu-check")
 def test_a_check_that_fails_costs_the_next_one_nothing() -> None:
     with Partner("fake") as partner, place("fake") as where:
         wrong = Check("fails there", idle, _fails)
@@ -65,6 +68,7 @@ def test_a_check_that_fails_costs_the_next_one_nothing() -> None:
         assert done.word == "passed"
 
 
+@pytest.mark.sampled(2, family="gpu-check")
 def test_a_process_that_hangs_or_dies_costs_the_next_check_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the driver, for instance, where no time limit of a loop reaches it."""
     monkeypatch.setattr(module, "GRACE_S", 1.0)

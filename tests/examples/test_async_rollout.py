@@ -47,6 +47,7 @@ def check_figures(out: Path) -> None:
     assert summary["messages"] >= trajectories + 2  # and the farewells; the weights go the other way
 
 
+@pytest.mark.sampled(2, family="starters of the example")
 @pytest.mark.timeout(120)  # three processes import torch, on a machine that may have other things to do
 def test_a_few_seconds(tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -63,6 +64,7 @@ def test_a_few_seconds(tmp_path: Path) -> None:
     check_figures(out)
 
 
+@pytest.mark.sampled(2, family="starters of the example")
 @pytest.mark.timeout(120)
 def test_the_same_file_under_torchrun(tmp_path: Path) -> None:
     """The ranks are the workers that the environment names. (On Ray: tests/ray.)"""

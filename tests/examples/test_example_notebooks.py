@@ -68,6 +68,7 @@ def test_git_has_no_outputs(path: Path) -> None:
     assert set(notebook["metadata"]) <= {"kernelspec", "language_info"}
 
 
+@pytest.mark.sampled(2, family="notebooks")
 @needs_kernel
 @pytest.mark.timeout(180)
 def test_first_steps(tmp_path: Path) -> None:
@@ -89,6 +90,7 @@ def test_first_steps(tmp_path: Path) -> None:
         assert expected in printed
 
 
+@pytest.mark.sampled(2, family="notebooks")
 @needs_kernel
 @pytest.mark.timeout(180)
 def test_compression(tmp_path: Path) -> None:
@@ -101,6 +103,7 @@ def test_compression(tmp_path: Path) -> None:
     assert found["weights (float32)", "lz4"][1] == "{'random': 2}"
 
 
+@pytest.mark.sampled(2, family="notebooks")
 @needs_kernel
 @pytest.mark.timeout(180)
 def test_channels(tmp_path: Path) -> None:
@@ -124,6 +127,7 @@ def test_channels(tmp_path: Path) -> None:
     assert fast > slow
 
 
+@pytest.mark.sampled(2, family="notebooks")
 @needs_atari
 @needs_kernel
 @pytest.mark.timeout(180)

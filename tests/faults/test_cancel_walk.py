@@ -58,6 +58,7 @@ async def sane(pair: Pair, tag: int) -> None:
             assert link.unread_messages == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.asyncio
 async def test_a_send_is_delivered_or_not(pair: Pair) -> None:
     for count, turns in enumerate(points()):
@@ -71,6 +72,7 @@ async def test_a_send_is_delivered_or_not(pair: Pair) -> None:
     await sane(pair, 0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.asyncio
 @pytest.mark.parametrize("waits", [False, True], ids=["message-waits", "message-comes"])
 async def test_a_receive_takes_the_message_or_leaves_it(pair: Pair, waits: bool) -> None:
@@ -91,6 +93,7 @@ async def test_a_receive_takes_the_message_or_leaves_it(pair: Pair, waits: bool)
     await sane(pair, 0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.asyncio
 async def test_a_cancelled_receive_keeps_the_order_of_those_behind_it(pair: Pair) -> None:
     for turns in points():
@@ -116,6 +119,7 @@ async def test_a_cancelled_receive_keeps_the_order_of_those_behind_it(pair: Pair
     await sane(pair, 0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.asyncio
 async def test_a_tensor_is_taken_or_not(pair: Pair) -> None:
     for turns in points():
@@ -147,6 +151,7 @@ async def test_a_tensor_is_taken_or_not(pair: Pair) -> None:
     await sane(pair, 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.asyncio
 async def test_an_inbox_gives_each_message_once(pair: Pair) -> None:
     for count, turns in enumerate(points()):
@@ -162,6 +167,7 @@ async def test_an_inbox_gives_each_message_once(pair: Pair) -> None:
     await sane(pair, 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.asyncio
 async def test_a_chain_gives_its_message_back_until_a_step_has_it(pair: Pair) -> None:
     for count, turns in enumerate(points()):

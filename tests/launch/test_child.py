@@ -71,6 +71,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("function", "printed"),
     [

@@ -107,6 +107,7 @@ def test_when_it_is_collected_and_then_nothing_keeps_it(tmp_path: Path) -> None:
     assert run(tmp_path, FORGOTTEN) == ""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("program", [CLOSED, IN_A_THREAD, JOINING_FAILED], ids=["closed", "in a thread", "joining failed"])
 def test_those_that_need_no_close_are_not_told_of(program: str, tmp_path: Path) -> None:
     assert run(tmp_path, program) == ""

@@ -327,7 +327,7 @@ async def test_closing_says_what_it_could_not_deliver(problems: list[dict[str, A
     async with workers("a:0") as (a,), init("b:0", manager=a.manager_address, token=TOKEN) as b:
         nobody = b.send(b"x" * 1000, "c:0")
         (line,) = await b._table.close(0.05)
-        assert line.startswith("1 messages (10")
+        assert line.startswith("1 message (10")
         assert line.endswith("bytes) to c:0")
         with pytest.raises(ClosedError):
             await nobody

@@ -83,6 +83,7 @@ ANOTHER_TAG = """
 """
 
 
+@pytest.mark.sampled(2, family="planted problems")
 def test_a_worker_that_receives_another_tag(tmp_path: Path) -> None:
     with running(tmp_path, "rollout=1,trainer=1", ANOTHER_TAG) as look:
         said = until_it_says(look, "trainer:0 does not receive .* It waits for tag 7")
@@ -105,6 +106,7 @@ FORGETS_TO = """
 """
 
 
+@pytest.mark.sampled(2, family="planted problems")
 def test_a_worker_that_receives_nothing(tmp_path: Path) -> None:
     with running(tmp_path, "rollout=1,trainer=1", FORGETS_TO) as look:
         said = until_it_says(
@@ -195,6 +197,7 @@ ANOTHER_KEY = """
 """
 
 
+@pytest.mark.sampled(2, family="planted problems")
 def test_an_unbalanced_channel(tmp_path: Path) -> None:
     with running(tmp_path, "rollout=2,trainer=1", ANOTHER_KEY) as look:
         said = until_it_says(look, "channel 'prompts' is uneven: .* 1 other waits")  # the second consumer may come a moment later
