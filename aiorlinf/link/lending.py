@@ -88,12 +88,18 @@ def pass_on(link: Link | None, parcel: Parcel, *, private: bool = False) -> byte
         private: he must not write to it; nor will he, if he takes it as private. Several may have it so.
     """
     held = parcel.held
-    shared = _shared(link)
-    if held is None or link is None or shared is None or not (held.visible if private else held.free):
+    if held is None or link is None or (shared := _shared(link)) is None or not (held.visible if private else held.free):
         return None
-    placement = held.placement(private=private)
-    place = shared.lend(placement)
-    placement.let_go()
+    loan = None if private else held.one_loan
+    if loan is None:
+        placement = held.placement(private=private)
+        place = shared.lend(placement)
+        placement.let_go()
+    else:
+        loan.hold()
+        place = shared.hand_over(loan)
+        if place is None:
+            loan.release()
     if place is None:
         return None
     sender = link.sender

@@ -160,7 +160,12 @@ class Held:
     @property
     def free(self) -> bool:
         """All of it can be lent on."""
-        return (self._packed is None or self._packed.free) and all(loan.free for loan in self._owned.values())
+        return (self._packed is None or self._packed.free) and (not self._owned or all(loan.free for loan in self._owned.values()))
+
+    @property
+    def one_loan(self) -> Loan | None:
+        """That which all of the message lies in, None if there are several or none."""
+        return None if self._owned else self._packed
 
     @property
     def visible(self) -> bool:

@@ -85,7 +85,7 @@ class SharedOut:
         return placement.encode()
 
     def hand_over(self, region: Lendable) -> bytes | None:
-        """As `lend`, of one region that holds all of a message, and that only the peer holds from now on. None: it stays the caller's."""
+        """As `lend`, of one region that holds all of a message; the caller's hold becomes the peer's. None: it stays the caller's."""
         if self._closed or (self._resting and not self.usable):
             return None
         try:

@@ -345,6 +345,13 @@ class SharedIn:
         """
         packed, owned = decode_places(body, sizes)
         segments = self._segments
+        if packed is not None and not owned:
+            segment = segments.get(packed[0])
+            if segment is None or segment.fd < 0:
+                return None
+            whole = packed_size(sizes)
+            self._check_inside(packed, whole)
+            return Held(self._loan(packed, whole), {})
         for number, _ in owned.values() if packed is None else (packed, *owned.values()):
             segment = segments.get(number)
             if segment is None or segment.fd < 0:

@@ -320,6 +320,31 @@ async def test_without_shared_memory_at_the_moment_items_go_as_messages(trouble:
         await given_back(here.workers[0])
 
 
+@pytest.mark.parametrize("how", ["get", "lease"])
+async def test_what_the_channel_worker_cannot_lend_on_goes_as_a_message(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with place("hosted") as here:
+        put, get = await here.handle(), await here.handle()
+        await warm(put, get)
+        for number in range(3):
+            await put.put(tensor(number))
+
+        def not_passed(self: SharedOut, segment: Any) -> int:
+            raise OSError("no room for another open file")
+
+        monkeypatch.setattr(SharedOut, "_pass", not_passed)
+        for number in range(3):
+            if how == "lease":
+                async with get.lease() as item:
+                    assert torch.equal(item, tensor(number))
+                del item
+            else:
+                assert torch.equal(await get.get(), tensor(number))
+        monkeypatch.undo()
+        await put.put(tensor(3))
+        assert torch.equal(await get.get(), tensor(3))
+        await given_back(here.workers[0])
+
+
 async def test_batches_of_a_loop_end_with_the_stream() -> None:
     for kind in ("local", "hosted"):
         async with place(kind) as here:
