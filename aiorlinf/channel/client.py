@@ -304,7 +304,7 @@ class Conversation:
             self.end(closing)
         except Exception as error:  # a fault of ours: whoever waits hears of it
             log.exception("%s ends its conversation with %s", self.exchange.local, self.host)
-            self.end(InternalError(f"a message of a channel worker was not understood: {type(error).__name__}: {error}"))
+            self._break_off(InternalError(f"a message of a channel worker was not understood: {type(error).__name__}: {error}"))
         except BaseException:  # Ctrl-C in the program's own code: what else the message holds is not lost
             self._rest = rest
             self.home.loop.call_soon(self._go_on)
@@ -312,7 +312,12 @@ class Conversation:
 
     def _broken(self, wrong: WireError) -> None:
         log.error("%s ends its conversation with %s: %s", self.exchange.local, self.host, wrong)
-        self.end(wrong)
+        self._break_off(wrong)
+
+    def _break_off(self, error: AiorlinfError) -> None:
+        """The channel worker is told, so that it hands out nothing to calls that have failed."""
+        post(self.exchange, self.host, LIFE, encode_end(str(error)))
+        self.end(error)
 
     def _obey_rare(self, op: int, port: int, slot: int, number: int, payload: bytes) -> None:
         side = self.ports.kept.get(port)
@@ -337,6 +342,8 @@ class Conversation:
                 work._fail(error)
             elif side is not None:
                 side.on_error(number, error)
+        elif op == Op.END:
+            raise decode_error(payload)
         else:
             raise WireError(f"unknown entry {op} of a channel")
 

@@ -33,6 +33,7 @@ ITEM       for get `number`; LARGE: it comes in `slot`, and is what AGAIN has as
            PLACED: where it is, with LEASE to be looked at privately; MORE: further items of the batch follow
 ANSWER     to OPEN, ASK or CLOSE `number`
 ERROR      call `number` has failed
+END        the conversation is over, as something was not understood or has failed: the payload says what
 =========  =================================================================================================================
 """
 
@@ -86,6 +87,7 @@ class Op:
     ITEM = 34
     ANSWER = 35
     ERROR = 36
+    END = 37
 
 
 class Bits:

@@ -199,11 +199,11 @@ class ChannelHost:
         except WireError as wrong:
             log.error("the conversation with %s ends: %s", sender, wrong)
             if session is not None:
-                session.end(f"it broke the protocol: {wrong.message}")
+                session.break_off(f"the worker broke the protocol: {wrong.message}")
         except Exception as error:  # a fault of ours ends this conversation and nothing else
             log.exception("the conversation with %s ends", sender)
             if session is not None:
-                session.end(f"the channel worker failed: {type(error).__name__}: {error}")
+                session.break_off(f"the channel worker failed: {type(error).__name__}: {error}")
 
     def not_told(self, session: Session) -> list[Delivery]:
         """What was handed to gets of this session, and the session has not heard of."""

@@ -22,7 +22,7 @@ from aiorlinf.channel.records import Delivery, Put, Rejected
 from aiorlinf.channel.settings import ChannelSettings
 from aiorlinf.channel.stats import take_stats
 from aiorlinf.channel.watching import watch
-from aiorlinf.errors import AiorlinfError, ChannelClosed, PeerLeft, WireError
+from aiorlinf.errors import AiorlinfError, ChannelClosed, ChannelError, PeerLeft, WireError
 
 if TYPE_CHECKING:
     import asyncio
@@ -79,6 +79,7 @@ class Session:
         self.intake: Intake = Intake(self)
         self.handout: Handout = Handout(self)
         self._host = host
+        self._life: AsyncWork[Any] | None = None
         self._loop = host.home.loop
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -86,7 +87,8 @@ class Session:
 
     def watch_life(self) -> None:
         """End with the link."""
-        watch(self.exchange.recv_parcel(self.peer, LIFE, 0), self._link_over)
+        self._life = self.exchange.recv_parcel(self.peer, LIFE, 0)
+        watch(self._life, self._link_over)
 
     def _link_over(self, work: AsyncWork[Any]) -> None:
         if work.cancelled():
@@ -294,11 +296,21 @@ class Session:
 
     # ---- the end
 
+    def break_off(self, why: str) -> None:
+        """What the worker says cannot be followed any more, whoever's fault that is. It is told, so that none of its calls waits for us."""
+        if self.ended:
+            return
+        error = ChannelError(f"{self.exchange.local} has ended the conversation: {why}", remote=self.exchange.local)
+        post(self.exchange, self.peer, REPLIES, HEAD.pack(self.number, 0) + entry(Op.END, 0, 0, payload=encode_error(error)))
+        self.end(why)
+
     def end(self, cause: str | None) -> None:
         """The worker is gone: lost for this cause, or (None) it has closed."""
         if self.ended:
             return
         self.ended = True
+        if self._life is not None:
+            self._life.cancel()  # the next conversation has its own
         now = self.clock()
         self._out.clear()
         for port in self.ports.values():

@@ -46,6 +46,7 @@ class ManagerConnection(asyncio.Protocol):
         self.peer_host: str = ""  # the peer's address of this connection, once connected
         self.remote: str = ""  # the same with its port, for messages
         self.ended: bool = False  # the other side closed it, in an orderly way
+        self.gone: bool = False  # the other side went away before the handshake was done, and had said nothing wrong
         self.retryable: bool = True  # if it is closed before the handshake is done: whether another try may succeed
         self._handshake = handshake
         self._time_limit_s = time_limit_s
@@ -133,11 +134,13 @@ class ManagerConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         if self.peer is None:
+            self.gone = self._reason is None
             self._obey(self._handshake.eof())
         return False  # asyncio closes the transport
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._reason is None:
+            self.gone = self.peer is None and not isinstance(error, ssl.SSLError)
             self.ended = error is None
             if isinstance(error, ssl.SSLError):  # our certificate was not taken, which TLS 1.3 says after its handshake
                 self.retryable = False

@@ -247,7 +247,10 @@ class ManagerService:
     def _lost(self, session: _Session, reason: LinkError | ClosedError) -> None:
         self._unproven.pop(session, None)
         if self._sessions.pop(session.id, None) is None:
-            if not isinstance(reason, ClosedError):
+            if session.connection.gone:  # as a worker whose join is cancelled, or who asks whether somebody listens
+                self.refused += 1
+                _log.debug("refused a connection to the manager: %s", reason)
+            elif not isinstance(reason, ClosedError):
                 self._turned_away(str(reason))
             return
         if isinstance(reason, WireError):

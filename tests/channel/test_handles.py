@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+from typing import Any, NamedTuple
 
 import pytest
 
-from aiorlinf import Channel, Worker
+from aiorlinf import AsyncWork, Channel, Worker
 from aiorlinf.channel.client import Conversation
+from aiorlinf.channel.entries import Op, entry
 from aiorlinf.channel.ports import NUMBERS, Ports
 from aiorlinf.channel.session import Session
-from aiorlinf.errors import ChannelClosed, ClosedError, UsageError
+from aiorlinf.errors import ChannelClosed, ChannelError, ClosedError, UsageError, WireError
 from tests.channel.places import Place, place
 
 __all__: list[str] = []
@@ -152,3 +154,60 @@ async def test_too_many_open_handles_are_an_error_and_the_others_go_on() -> None
                 break
             await asyncio.sleep(0.02)
         assert await channel.get_nowait() == 2
+
+
+class Waiting(NamedTuple):
+    """A put that waits for room, and a get that waits for an item, of one worker."""
+
+    worker: Worker
+    channel: Channel
+    calls: list[AsyncWork[Any]]
+
+
+async def waiting(where: Place) -> Waiting:
+    await where.handle()
+    channel = await where.handle()
+    worker = where.workers[1]
+    await channel.put("there", key="full")
+    calls: list[AsyncWork[Any]] = [channel.put("waits", key="full"), channel.get(key="empty")]
+    while (await channel.stats()).waiting_puts < 1:
+        await asyncio.sleep(0.01)
+    return Waiting(worker, channel, calls)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("fault", ["an entry that is none", "a fault of the channel worker"])
+async def test_a_channel_worker_that_ends_a_conversation_says_so(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with place("hosted", maxsize=1) as where:
+        worker, channel, calls = await waiting(where)
+        if fault == "an entry that is none":
+            conversation(worker).write(entry(99, 1, 1))
+        else:
+            monkeypatch.setattr(Session, "obey", lambda self, body: 1 // 0)
+            conversation(worker).write(entry(Op.CANCEL, 1, 12345))
+        for call in calls:
+            with pytest.raises(ChannelError, match=r"has ended the conversation: .*(protocol|ZeroDivisionError)"):
+                await asyncio.wait_for(call, 10)
+        monkeypatch.undo()
+        with pytest.raises(ChannelError, match="has ended the conversation"):
+            await channel.get()
+        again = await worker.connect_channel("c")
+        assert await again.get(key="full", timeout=10) == "there"
+        await again.close()
+
+
+@pytest.mark.asyncio
+async def test_a_channel_worker_is_told_by_one_who_ends_a_conversation() -> None:
+    async with place("hosted", maxsize=1) as where:
+        worker, _, calls = await waiting(where)
+        talk, there = conversation(worker), session(where, worker)
+        there.write(entry(99, 1, 1))
+        for call in calls:
+            with pytest.raises(WireError, match="unknown entry 99"):
+                await asyncio.wait_for(call, 10)
+        while not there.ended:
+            await asyncio.sleep(0.01)
+        again = await worker.connect_channel("c")
+        assert conversation(worker) is not talk
+        assert await again.get(key="full", timeout=10) == "there"
+        await again.close()

@@ -328,7 +328,7 @@ async def test_a_worker_that_closes_in_the_middle(
         for side in (pair.a, pair.b):
             await all_back(side)
         assert len(complaints) == 1
-        assert "closed before it could deliver 1 messages" in complaints.pop()
+        assert "closed before it could deliver 1 message" in complaints.pop()
 
 
 @pytest.mark.asyncio

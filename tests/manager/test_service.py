@@ -339,6 +339,20 @@ async def test_the_log_is_not_filled_by_strangers(caplog: pytest.LogCaptureFixtu
         await close_all(connections)
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("said", [b"", ClientHandshake(TOKEN, Hello(role="manager", job=None)).start()[0].data])
+async def test_who_goes_away_without_a_wrong_word_is_not_warned_of(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """A worker whose join is cancelled, or somebody who only asks whether anybody listens."""
+    async with manager() as service:
+        with caplog.at_level(logging.WARNING, "aiorlinf.manager"):
+            connections = await raw_connections(service, 3)
+            for _, writer in connections:
+                writer.write(said)
+            await close_all(connections)
+            await until(lambda: service.refused == 3)
+        assert not caplog.records
+
+
 # ----------------------------------------------------------------------------------------- proven ones that misbehave
 
 
