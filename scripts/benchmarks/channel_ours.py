@@ -32,7 +32,7 @@ def amount_of(case: str, effort: Effort) -> int:
     """Items of one round."""
     return {
         "channel_items": effort.stream_messages,
-        "channel_large": 40 * effort.transfers,
+        "channel_large": 200 * effort.transfers,  # so many that filling and emptying the window is little of it
         "channel_balance": max(64, effort.stream_messages // 5),
     }[case]
 

@@ -38,7 +38,7 @@ def amount(case: Case, effort: Effort) -> str:
         "stream_256B": f"{effort.stream_messages:,} a round",
         "loop_delay": f"{effort.both_ways_messages} messages of {effort.both_ways_bytes / MIB:g} MiB each way a round",
         "channel_items": f"{effort.stream_messages:,} a round",
-        "channel_large": f"{40 * effort.transfers} a round",
+        "channel_large": f"{200 * effort.transfers} a round",
         "channel_balance": f"{max(64, effort.stream_messages // 10)} items a round",
         "in_flight": f"{effort.works_in_flight:,} works a side",
         "first_message": "one a round",
