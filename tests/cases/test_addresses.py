@@ -277,6 +277,63 @@ def test_hosts_that_have_only_ipv6(hosts: tuple[Host, Host]) -> None:
     assert first["backend"] == "gloo"
 
 
+def send_when_told(pipe: peers.Pipe, other: str) -> list[str]:
+    """How each attempt goes."""
+
+    async def main() -> list[str]:
+        said = []
+        async with init() as comm:
+            for word in ("joined", "tried"):
+                pipe.say(word)
+                await asyncio.to_thread(pipe.hear)
+                try:
+                    await comm.send("x", other, timeout=20)
+                except AiorlinfError as error:
+                    said.append(f"{type(error).__name__}: {error}")
+                else:
+                    said.append("sent")
+        return said
+
+    return asyncio.run(main())
+
+
+def get_one(pipe: peers.Pipe) -> Any:
+    """From whoever connects; it does not connect itself."""
+
+    async def main() -> Any:
+        async with init() as comm, comm.inbox() as inbox:
+            pipe.say("joined")
+            return await inbox.recv(timeout=20)
+
+    return asyncio.run(main())
+
+
+def test_no_local_port_left_is_not_the_peers_fault(hosts: tuple[Host, Host]) -> None:
+    """Every port that a connection could leave from is taken: that is said, and it is over when there is one again."""
+    a, b = hosts
+    ports = "/proc/sys/net/ipv4/ip_local_port_range"
+    before = a.run(f"cat {ports}").strip()
+    with manager_on(a) as manager, contextlib.ExitStack() as stack:
+        env = {"AIORLINF_TOKEN": TOKEN, "AIORLINF_MANAGER": manager}
+        getter = stack.enter_context(peers.process(get_one, env={**env, "AIORLINF_ADDRESS": "b:0"}, prepare=b.enter()))
+        sender = stack.enter_context(peers.process(send_when_told, "b:0", env={**env, "AIORLINF_ADDRESS": "a:0"}, prepare=a.enter()))
+        assert getter.wait_hear() == sender.wait_hear() == "joined"
+        with peers.process(hold_port, 40000, prepare=a.enter()) as holder:
+            assert holder.wait_hear() == "held"
+            try:
+                a.run(f"echo 40000 40000 > {ports}")
+            except RuntimeError as error:
+                pytest.skip(f"the ports of a host cannot be bounded here: {error}")
+            sender.say("try")
+            assert sender.wait_hear() == "tried"
+            a.run(f"echo {before} > {ports}")
+        sender.say("try again")
+        first, second = sender.wait_result()
+        assert first.startswith("LinkError: send: b:0 cannot be reached: this host has no such address, or no local port left"), first
+        assert second == "sent"
+        assert getter.wait_result() == ("a:0", "x")
+
+
 def test_loopback_is_not_told_to_another_host(hosts: tuple[Host, Host]) -> None:
     """`a` came to the manager over loopback, so its address means nothing to `b`, which is told so and what to set."""
     a, _ = hosts

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from aiorlinf import AsyncWork, Worker, init, wait_all
+from aiorlinf.backends.gloo import GlooPair
 from aiorlinf.errors import (
     AiorlinfError,
     DeadlineExceeded,
@@ -385,6 +386,28 @@ async def test_sending_to_oneself_copies_as_any_other_way(pair: Pair) -> None:
 
 
 @pytest.mark.asyncio
+async def test_what_one_sends_oneself_is_what_it_was_at_the_call(pair: Pair) -> None:
+    """Changed before it is received: the old values arrive, or both works fail as with any other peer."""
+    for size in (3, 200_000):
+        for into in (False, True):
+            tensor = torch.zeros(size)
+            sending: AsyncWork[Any] = pair.a.send_tensor(tensor, "a:0") if into else pair.a.send({"x": tensor}, "a:0")
+            await asyncio.sleep(0.01)
+            tensor.add_(1)
+            receiving: AsyncWork[Any] = (
+                pair.a.recv_tensor(torch.full((size,), 7.0), "a:0", timeout=20) if into else pair.a.recv("a:0", timeout=20)
+            )
+            outcomes: list[Any] = list(await asyncio.gather(sending, receiving, return_exceptions=True))
+            sent, received = outcomes
+            if isinstance(sent, BaseException):
+                assert isinstance(sent, UsageError)
+                assert isinstance(received, RemoteError)
+                assert "written to" in str(sent)
+            else:
+                assert (received if into else received["x"]).sum() == 0
+
+
+@pytest.mark.asyncio
 async def test_a_forgotten_send_arrives(pair: Pair) -> None:
     """Neither the works nor the tensors are held by anybody but the library."""
     sizes = (10, 300_000)
@@ -427,6 +450,23 @@ async def test_a_receive_that_is_too_late_changes_nothing(pair: Pair) -> None:
     await pair.ba.recv_tensor(out, tag=2, timeout=20)
     await sending
     assert out.sum() == 200_000
+
+
+@pytest.mark.asyncio
+async def test_a_send_that_nobody_receives_in_time_fails_alone(pair: Pair) -> None:
+    """No watchdog ends the process, and neither this pair nor one that is made after it has suffered."""
+    for size in (300_000, 20_000_000):
+        with pytest.raises(DeadlineExceeded) as caught:
+            await pair.ab.send_tensor(torch.ones(size), tag=3, timeout=0.1)
+        assert "b:0" in str(caught.value)
+    assert_same(await pair.trip(torch.ones(300_000)), torch.ones(300_000))
+    async with init("c:0", config=carried_by(pair.carrier)) as c:
+        sending = pair.a.send_tensor(torch.full((300_000,), 2.0), "c:0")
+        assert (await c.recv_tensor(torch.zeros(300_000), "a:0", timeout=20))[0] == 2
+        await sending
+    sending = pair.ab.send_tensor(torch.full((300_000,), 3.0), tag=3)
+    assert (await pair.ba.recv_tensor(torch.zeros(300_000), tag=3, timeout=20))[0] == 3
+    await sending
 
 
 @pytest.mark.asyncio
@@ -595,6 +635,32 @@ async def test_a_killed_peer_fails_what_is_pending(backend: Any) -> None:
             await a.send("still there?", "b:0", timeout=20)
         await a.send("me", "a:0")
         assert await a.recv("a:0") == "me"
+
+
+async def die_as_the_pair_is_made(comm: Worker, sends_itself: bool) -> None:
+    """The link is there, the rendezvous of the pair has begun, and nobody will ever open its connection."""
+
+    def die(*_: Any, **__: Any) -> None:
+        os._exit(7)
+
+    GlooPair.__init__ = die  # type: ignore[method-assign]
+    await comm.send("ready", "a:0")
+    await (comm.send(torch.ones(300_000), "a:0") if sends_itself else comm.recv("a:0"))
+
+
+@pytest.mark.parametrize("sends_itself", [False, True])
+@pytest.mark.asyncio
+async def test_a_peer_that_dies_as_the_first_pair_is_made(sends_itself: bool) -> None:
+    """Whichever of the two would have listened: the end of the link ends the waiting for it, and no thread of it goes on."""
+    async with init("a:0", backend="gloo") as a, peers.worker(a, "b:0", die_as_the_pair_is_made, sends_itself, backend="gloo") as peer:
+        assert await a.recv("b:0", timeout=20) == "ready"
+        work: AsyncWork[Any] = a.recv("b:0") if sends_itself else a.send(torch.ones(300_000), "b:0")
+        begin = time.monotonic()
+        with pytest.raises(PeerError, match="b:0"):
+            await work.async_wait(20)
+        assert time.monotonic() - begin < 15, "the time limit of a pair is longer"
+        with pytest.raises(peers.PeerFailed, match="died with 7"):
+            await peer.result()
 
 
 @pytest.mark.asyncio

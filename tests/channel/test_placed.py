@@ -17,6 +17,7 @@ from aiorlinf.errors import ChannelClosed
 from aiorlinf.link import lending, packing
 from aiorlinf.link.shared import SharedOut
 from aiorlinf.link.shared_in import SharedIn
+from tests.cases.sameness import all_dtypes, assert_same, sample
 from tests.channel.places import Place, place
 
 if TYPE_CHECKING:
@@ -273,6 +274,18 @@ async def test_every_kind_of_tensor_arrives_as_it_was(item: torch.Tensor) -> Non
             one = got[0] if isinstance(each, list) else got["one"] if isinstance(each, dict) else got
             assert torch.equal(one, item)
             assert (type(one), one.dtype, one.shape, one.requires_grad) == (type(item), item.dtype, item.shape, item.requires_grad)
+
+
+@pytest.mark.parametrize("beside", [1, SIZE], ids=["small", "large"])
+async def test_every_dtype_and_tensors_without_elements(beside: int) -> None:
+    shapes = [(), (3,), (2, 3, 4), (0,), (0, 3), (3, 0)]
+    item = {str(dtype): [sample(dtype, shape) for shape in shapes] for dtype in all_dtypes()}
+    async with place("hosted") as here:
+        put, get = await here.handle(), await here.handle()
+        await warm(put, get)
+        for each in ({**item, "beside": torch.ones(beside)}, [torch.empty(0), torch.ones(beside)], torch.empty(3, 0)):
+            await put.put(each)
+            assert_same(await get.get(), each)
 
 
 @pytest.mark.parametrize("size", [0, 1, 5000])

@@ -78,6 +78,35 @@ async def test_an_object_that_cannot_be_sent(workers: Company, kind: str) -> Non
     await workers.check_works()
 
 
+class Stubborn(Exception):
+    """Itself an error that no other process could rebuild: its constructor wants what pickle does not give."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(f"{why} ({code})")
+
+
+class Unwilling:
+    """Raises as it is taken apart."""
+
+    def __reduce__(self) -> Any:
+        raise Stubborn(7, "no fuel")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_object_that_raises_as_it_is_taken_apart(workers: Company, kind: str) -> None:
+    call = calls(workers, kind)
+    bad = 0 if kind == "broadcast" else 1
+    got = await workers.outcomes(lambda rank: call(rank, [1, Unwilling()] if rank == bad else 5))
+    for rank, error in enumerate(got):
+        assert "no fuel (7)" in str(error)
+        if rank == bad:
+            assert isinstance(error, UnsupportedObject)
+        else:
+            check_remote(error, f"w:{bad}", "UnsupportedObject")
+    await workers.check_works()
+
+
 class Touchy:
     """Can be pickled, but not everywhere be unpickled."""
 

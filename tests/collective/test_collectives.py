@@ -19,7 +19,7 @@ from aiorlinf import init
 from aiorlinf.collective import spread
 from aiorlinf.errors import UsageError
 from aiorlinf.manager.service import ManagerService
-from tests.cases.sameness import assert_same
+from tests.cases.sameness import all_dtypes, assert_same, sample
 from tests.collective.company import Company, company
 
 LAYOUTS = {
@@ -161,6 +161,41 @@ def _random_object(chance: random.Random, depth: int = 0) -> Any:
         return {f"k{n}": _random_object(chance, depth + 1) for n in range(chance.randrange(4))}
     made = [_random_object(chance, depth + 1) for _ in range(chance.randrange(4))]
     return made if kind == 5 else tuple(made)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("backend", "hosts"), [("shm", [""] * 3), ("stream", [""] * 3), ("gloo", ["a", "b", "c"]), ("auto", ["a", "a", "b"])]
+)
+async def test_parts_of_nothing_of_one_and_of_a_million_elements(backend: str, hosts: list[str]) -> None:
+    parts: list[list[Any]] = [
+        [torch.full((size,), float(3 * rank + other)) if size >= 0 else f"from {rank} to {other}" for other, size in enumerate(sizes)]
+        for rank, sizes in enumerate([(0, 1, 1_000_000), (1_000_000, -1, 0), (1, 0, 1_000_000)])
+    ]
+    async with company(hosts, backend=backend) as workers:
+        for _ in range(2):  # with and without links
+            got = await workers.all(lambda rank: workers[rank].all_to_all(parts[rank]))
+            assert_same(got, [[parts[other][rank] for other in range(3)] for rank in range(3)])
+            rows = (await workers.all(lambda rank: workers[rank].gather(parts[rank])))[0]
+            assert_same(rows, parts)
+            del got, rows
+        await workers.all_is_free()
+
+
+@pytest.mark.asyncio
+async def test_every_dtype_and_tensors_without_elements(workers: Company) -> None:
+    shapes = [(), (3,), (2, 3), (2, 3, 4), (0,), (0, 3), (3, 0)]
+    obj = {str(dtype): [sample(dtype, shape) for shape in shapes] for dtype in all_dtypes()}
+    for sent in (obj, {**obj, "large": torch.ones(1 << 18)}):
+        await check_every_way(workers, sent)
+    await workers.all_is_free()
+
+
+async def check_every_way(workers: Company, sent: Any) -> None:
+    await check_broadcast(workers, sent, 1, "every dtype")
+    count = len(workers)
+    assert_same((await workers.all(lambda rank: workers[rank].gather(sent)))[0], [sent] * count)
+    assert_same(await workers.all(lambda rank: workers[rank].all_to_all([sent] * count)), [[sent] * count] * count)
 
 
 class Counting:

@@ -42,9 +42,10 @@ async def endings(works: list[AsyncWork[Any]]) -> list[BaseException | None]:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("backend", ["auto", "gloo"])
 @pytest.mark.parametrize("how", ["leave", "kill"])
-async def test_all_that_is_queued_on_a_peer_ends_with_it_and_then_nothing_spins(how: str) -> None:
-    async with local_cluster("w=2", SLOW) as cluster:
+async def test_all_that_is_queued_on_a_peer_ends_with_it_and_then_nothing_spins(how: str, backend: Any) -> None:
+    async with local_cluster("w=2", SLOW, backend=backend) as cluster:
         await meet(cluster, "w:0", "w:1")
         a = cluster["w:0"]
         works: list[AsyncWork[Any]] = [a.recv("w:1") for _ in range(10)]
@@ -151,7 +152,9 @@ async def test_what_belongs_to_an_earlier_life_of_the_peer_says_so() -> None:
         news, a._manager.on_news = a._manager.on_news, lambda news: None
         proxy.forget()
         await cluster.kill("w:1")
+        group = a.collective.create_collective_group(["w:0", "w:1"])
         works: list[AsyncWork[Any]] = [a.recv("w:1"), a.send_tensor(torch.ones(10), "w:1"), a.recv("w:1", tag=1).then(lambda value: value)]
+        works.append(group.recv(tag=2))
         await asyncio.sleep(0.05)
         assert not any(work.done() for work in works)
         b = await cluster.join("w:1")
@@ -161,6 +164,10 @@ async def test_what_belongs_to_an_earlier_life_of_the_peer_says_so() -> None:
             with pytest.raises(PeerRestarted, match="w:1#1 is gone, w:1#2 lives at its address"):
                 await work.async_wait(20)
         assert await a.recv("w:1", timeout=20) == "anew"
+        await sent
+        # What names the address, and not a life of it, is good for the next one.
+        sent = b.collective.create_collective_group(["w:0", "w:1"]).send("to the group", tag=2)
+        assert await group.recv(tag=2, timeout=20) == "to the group"
         await sent
         await meet(cluster, "w:0", "w:1")
         a._manager.on_news = news

@@ -131,6 +131,41 @@ async def test_a_blocked_loop_is_no_death(service: ManagerService) -> None:
         assert str(await news) == "b:0#1 left: it closed"
 
 
+class Laborious:
+    """Takes long to be taken apart, all of it Python code."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __reduce__(self) -> Any:
+        end, turns = time.monotonic() + self.seconds, 0
+        while time.monotonic() < end:
+            turns += 1
+        return str, ("done",)
+
+
+async def pickle_for_long(comm: Worker, seconds: float) -> None:
+    await comm.recv("a:0")
+    await comm.send(Laborious(seconds), "a:0")
+    await comm.recv("a:0")
+
+
+@pytest.mark.asyncio
+async def test_a_pickle_that_takes_longer_than_the_limit_is_no_death(service: ManagerService) -> None:
+    async with member(service, "a:0") as a, peers.worker(a, "b:0", pickle_for_long, 2 * LIMIT) as b:
+        stream = a.membership()
+        assert (await stream.next(20)).kind == "joined"
+        news = stream.next()
+        await a.send("go", "b:0")
+        begin = time.monotonic()
+        assert await a.recv("b:0", timeout=20) == "done"
+        assert time.monotonic() - begin > 1.5 * LIMIT
+        assert not news.done()
+        await a.send("end", "b:0")
+        await b.result()
+        assert str(await news) == "b:0#1 left: it closed"
+
+
 @pytest.mark.asyncio
 async def test_a_frozen_manager_declares_nobody_lost_when_it_goes_on() -> None:
     with peers.process(run_manager, LIMIT) as process:
@@ -162,6 +197,25 @@ def run_manager(pipe: Pipe, limit: float) -> None:
             await asyncio.sleep(60)
 
     asyncio.run(main())
+
+
+@pytest.mark.asyncio
+async def test_a_crowd_that_comes_while_the_manager_stands_still_gets_in_when_it_goes_on() -> None:
+    """All of them wait in its backlog, or try again."""
+    with peers.process(run_manager, 5.0) as process:
+        address = await process.hear()
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            crowd = [init(f"w:{number}", manager=address, token=TOKEN) for number in range(40)]
+            await asyncio.sleep(0.5)
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+        async with asyncio.timeout(20):
+            await asyncio.gather(*crowd)
+            sending = asyncio.gather(*(worker.send(str(worker.address), "w:0") for worker in crowd))
+            assert [await crowd[0].recv(str(worker.address)) for worker in crowd] == [str(worker.address) for worker in crowd]
+            await sending
+        await asyncio.gather(*(worker.close() for worker in crowd))
 
 
 def run_embedded(pipe: Pipe) -> Any:

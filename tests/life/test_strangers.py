@@ -16,12 +16,15 @@ from pathlib import Path
 import pytest
 
 from aiorlinf import Worker, init
+from aiorlinf.errors import WireError
+from aiorlinf.link.dial import dial
 from aiorlinf.manager.service import ManagerService
 from aiorlinf.rendezvous.hosts import parse_endpoint
+from aiorlinf.wire.handshake import PROTOCOL_VERSION, ClientHandshake, Hello
 from tests import peers
 from tests.manager.support import TOKEN, config_with
 from tests.peers import Pipe
-from tests.system import resident_bytes
+from tests.system import resident_bytes, soon
 
 HTTP = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 TLS_HELLO = bytes.fromhex("16030100c8010000c40303") + b"\x00" * 240
@@ -190,6 +193,28 @@ def test_what_strangers_say_is_not_obeyed_and_not_answered(door: str, tmp_path: 
         sent = a.send("still here", "b:0")
         assert b.recv("a:0").wait(20) == "still here"
         sent.wait(20)
+
+
+@pytest.mark.asyncio
+async def test_a_peer_of_another_version_learns_both_at_every_door_and_so_does_who_is_inside(caplog: pytest.LogCaptureFixture) -> None:
+    async with init("a:0") as a, init("b:0") as b:
+        assert a._self is not None
+        assert a._self.record is not None
+        for where, hello in (
+            (parse_endpoint(a.manager_address), Hello(role="manager", job=None)),
+            (("127.0.0.1", int(a._self.record["port"])), Hello(role="link", job=a.job, address="c:0", incarnation=1, target="a:0")),
+        ):
+            caplog.clear()
+            machine = ClientHandshake(a.token, hello, protocol_version=PROTOCOL_VERSION + 1)
+            with pytest.raises(WireError) as caught:
+                await dial(asyncio.get_running_loop(), *where, machine, 10)
+            await soon(lambda: bool(caplog.text))
+            for said in (str(caught.value), caplog.text):
+                assert f"protocol version {PROTOCOL_VERSION} (" in said
+                assert f"protocol version {PROTOCOL_VERSION + 1} (" in said
+        sent = a.send("still here", "b:0")
+        assert await b.recv("a:0", timeout=20) == "still here"
+        await sent
 
 
 def test_a_proof_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from aiorlinf.link import resume
 from aiorlinf.link.connection import Connection
 from aiorlinf.link.link import Link, LinkState
 from aiorlinf.link.resume import Resumptions
+from aiorlinf.testing.cluster import local_cluster
 from tests.link.test_table import link_of, until
 from tests.manager.support import TOKEN, manager
 
@@ -203,6 +204,31 @@ def test_a_flow_that_is_forgotten_in_silence_is_noticed(run: Callable[..., None]
             assert a.stats().links[0].reconnects == 1
 
     run(scenario())
+
+
+def test_what_is_sent_after_a_pause_in_which_the_flow_was_forgotten_comes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A middlebox between the two forgets an idle flow and tells nobody."""
+    monkeypatch.setattr(resume, "_FUTILE_TRIES", 2)
+    monkeypatch.setattr(resume, "_LOOK_SECONDS", 0.1)
+
+    async def scenario() -> None:
+        async with local_cluster("w=2", backend="stream") as cluster:
+            proxy = cluster.between("w:0", "w:1")
+            one, other = cluster["w:0"], cluster["w:1"]
+            await asyncio.gather(one.send("before", "w:1"), other.recv("w:0"), other.send("before", "w:0"), one.recv("w:1"))
+            assert proxy.forget() > 0
+            await asyncio.sleep(0.3)
+            tensor = torch.arange(100_000)
+            works = [worker.send(obj, peer) for worker, peer in ((one, "w:1"), (other, "w:0")) for obj in (1, tensor, 2)]
+            for worker, peer in ((one, "w:1"), (other, "w:0")):
+                got = [await worker.recv(peer, timeout=20) for _ in range(3)]
+                assert (got[0], got[2]) == (1, 2)
+                assert torch.equal(got[1], tensor)
+            await asyncio.gather(*works)
+            assert [link.unread_messages for worker in (one, other) for link in worker.stats().links] == [0, 0]
+            assert [link.reconnects for link in one.stats().links] == [1]
+
+    asyncio.run(scenario(), debug=True)
 
 
 def test_a_peer_that_does_not_read_is_left_alone(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -233,3 +234,105 @@ async def test_bounded_memory() -> None:
             assert resident(pid) - before <= bound + item + (4 << 20), number
         for work in works:
             await work
+
+
+# ---- many who wait
+
+
+async def consume_in_tasks(comm: Worker, count: int) -> list[list[int]]:
+    """What each of so many consumers gets before the stream ends."""
+    channel = await comm.connect_channel("c")
+
+    async def consume() -> list[int]:
+        return [item async for item in channel]
+
+    tasks = [asyncio.ensure_future(consume()) for _ in range(count)]
+    await asyncio.sleep(0)
+    await comm.send("waiting", "a:0")
+    return await asyncio.gather(*tasks)
+
+
+async def test_a_close_ends_all_that_wait_in_all_processes() -> None:
+    """Two get the items that there are, three nothing, and none is left waiting."""
+    async with init("a:0") as comm:
+        channel = await comm.create_channel("c")
+        async with (
+            worker(comm, "b:0", consume_in_tasks, 2) as b,
+            worker(comm, "c:0", consume_in_tasks, 2, loop="uvloop") as c,
+            worker(comm, "d:0", consume_in_tasks, 1) as d,
+        ):
+            for address in ("b:0", "c:0", "d:0"):
+                assert await comm.recv(address, timeout=20) == "waiting"
+            while sum(each.waiting_gets for each in (await channel.stats()).consumers) < 5:
+                await asyncio.sleep(0.01)
+            await channel.put(1)
+            await channel.put(2)
+            begin = time.monotonic()
+            await channel.close()
+            got = [each for peer in (b, c, d) for each in await peer.result()]
+            assert time.monotonic() - begin < 10
+            assert sorted(item for each in got for item in each) == [1, 2]
+            assert len(got) == 5
+
+
+async def put_in_tasks(comm: Worker, count: int) -> list[str]:
+    """How the puts of so many producers end."""
+    channel = await comm.connect_channel("c")
+    works = [channel.put(number) for number in range(count)]
+    await comm.send("waiting", "a:0")
+    return [type(outcome).__name__ for outcome in await asyncio.gather(*works, return_exceptions=True)]
+
+
+async def test_a_shutdown_ends_all_that_wait_for_room_in_all_processes() -> None:
+    async with init("a:0") as comm:
+        channel = await comm.create_channel("c", maxsize=1)
+        await channel.put("what fills it")
+        async with (
+            worker(comm, "b:0", put_in_tasks, 2) as b,
+            worker(comm, "c:0", put_in_tasks, 2, loop="uvloop") as c,
+            worker(comm, "d:0", put_in_tasks, 1) as d,
+        ):
+            for address in ("b:0", "c:0", "d:0"):
+                assert await comm.recv(address, timeout=20) == "waiting"
+            while (await channel.stats()).waiting_puts < 5:
+                await asyncio.sleep(0.01)
+            await channel.shutdown()
+            for peer, count in ((b, 2), (c, 2), (d, 1)):
+                assert await peer.result() == ["ChannelClosed"] * count
+            assert await channel.get() == "what fills it"
+            with pytest.raises(ChannelClosed):
+                await channel.get()
+
+
+# ---- nothing to do
+
+
+def cpu_seconds(pid: int) -> float:
+    """That a process has used so far, by itself and in the kernel."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def wait_for_an_item(comm: Worker) -> Any:
+    channel = await comm.connect_channel("c")
+    work = channel.get()
+    await comm.send("waiting", "a:0")
+    return await work
+
+
+async def test_an_idle_channel_costs_next_to_nothing() -> None:
+    """Neither who waits for an item nor the channel worker polls. One that spins would use all of the time."""
+    async with init("a:0") as comm:
+        channel = await comm.create_channel("c")
+        async with worker(comm, "b:0", wait_for_an_item) as consumer:
+            assert await comm.recv("b:0", timeout=20) == "waiting"
+            await channel.stats()
+            pids = [await pid_of(comm, "channel.c:0"), consumer.pid, os.getpid()]
+            await asyncio.sleep(0.3)
+            before = [cpu_seconds(pid) for pid in pids]
+            await asyncio.sleep(2.0)
+            used = [cpu_seconds(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
+            await channel.put("now")
+            assert await consumer.result() == "now"
+    assert max(used) < 0.2, used
