@@ -25,7 +25,8 @@ class Job:
         envs: environments of each rollout worker.
         length: steps of a trajectory.
         rollouts: workers; an update learns from as many trajectories.
-        ahead: trajectories that may wait for the trainer.
+        ahead: trajectories that may wait for the trainer, of all rollout workers together. Four, as over pyzmq no fewer can: one at each
+            end of each worker's connection.
         warm_up, updates: updates before the clock runs, and those that are measured.
     """
 
@@ -33,7 +34,7 @@ class Job:
     envs: int = 8
     length: int = 32
     rollouts: int = 2
-    ahead: int = 2
+    ahead: int = 4
     warm_up: int = 3
     updates: int = 20
     seed: int = 0

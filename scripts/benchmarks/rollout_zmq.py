@@ -84,7 +84,7 @@ def _rollout(job: Job, rank: int, folder: str) -> None:
 
 def _trainer(job: Job, answers: Any, folder: str) -> None:
     async def main() -> None:
-        sockets = _Sockets(folder, max(1, job.ahead - 1))  # with the one that each rollout worker may have, about as many as elsewhere
+        sockets = _Sockets(folder, max(1, job.ahead // job.rollouts - 1))  # of each rollout worker, which has one more at its end
         try:
             answers.put((await train(_Trainer(sockets, job.rollouts), job)).to_json())
         finally:
