@@ -107,6 +107,7 @@ class Conversation:
         self._commits: dict[int, int] = {}
         self._scheduled = False
         self._rest: Iterator[tuple[int, int, int, int, int, float, int, bytes, bytes]] | None = None
+        self._hearing: AsyncWork[Any] | None = None
         exchange.table.reporters.add(self)
         self._listen()
 
@@ -250,6 +251,7 @@ class Conversation:
                 self.end(error)
                 return
             if not work.done():
+                self._hearing = work
                 watch(work, self._heard)
                 return
             self._take(work)
@@ -316,7 +318,7 @@ class Conversation:
 
     def _break_off(self, error: AiorlinfError) -> None:
         """The channel worker is told, so that it hands out nothing to calls that have failed."""
-        post(self.exchange, self.host, LIFE, encode_end(str(error)))
+        post(self.exchange, self.host, LIFE, encode_end(self._number, str(error)))
         self.end(error)
 
     def _obey_rare(self, op: int, port: int, slot: int, number: int, payload: bytes) -> None:
@@ -533,6 +535,8 @@ class Conversation:
             return
         error.fill(remote=str(self.host), local=str(self.exchange.local))
         self.cause = lambda: _again(error)
+        if self._hearing is not None:
+            self._hearing.cancel()  # what comes next is for the next conversation
         self._on_end(self)
         gets, self._gets = self._gets, {}
         asks, self._asks = self._asks, {}
@@ -552,7 +556,7 @@ class Conversation:
         self.claims.give_all_back()
         self.flush()
         if failure is not None:
-            post(self.exchange, self.host, LIFE, encode_end(failure))
+            post(self.exchange, self.host, LIFE, encode_end(self._number, failure))
         self.end(ClosedError("the worker was closed"))
 
 

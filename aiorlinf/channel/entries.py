@@ -186,11 +186,15 @@ def decode_key(data: bytes) -> Key:
     raise WireError(f"{data[:40]!r} is not a key")
 
 
-def encode_end(cause: str) -> bytes:
-    """What a worker that ends because of an error says on LIFE, so that its leaving is not taken for a good end."""
-    return cause.encode("utf-8", "replace")[:_CAUSE_BYTES]
+def encode_end(number: int, cause: str) -> bytes:
+    """What a worker that ends conversation `number` because of an error says on LIFE, so that its leaving is not taken for a good end."""
+    return HEAD.pack(number, 0) + cause.encode("utf-8", "replace")[:_CAUSE_BYTES]
 
 
-def decode_end(body: bytes | None) -> str:
-    """The cause; whatever else a peer sends there is one, too."""
-    return (body or b"")[:_CAUSE_BYTES].decode("utf-8", "replace") or "it ended with an error"
+def decode_end(body: bytes | None, number: int) -> str | None:
+    """The cause; whatever else a peer sends there is one, too. None: it is about another conversation."""
+    if body is None or len(body) < HEAD.size:
+        return "it ended with an error"
+    if HEAD.unpack_from(body)[0] != number:
+        return None
+    return body[HEAD.size : HEAD.size + _CAUSE_BYTES].decode("utf-8", "replace") or "it ended with an error"

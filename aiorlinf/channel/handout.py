@@ -288,14 +288,18 @@ class Handout:
 
     # ---- the end
 
-    def end(self, now: float) -> None:
-        """The worker is gone. What it certainly has not got goes back; of what it may have got, only leases do, when it leaves."""
+    def end(self, now: float, *, link_lives: bool) -> None:
+        """The worker is gone. What it certainly has not got goes back; of what it may have got, only leases do, when it leaves.
+
+        Args:
+            link_lives: so that messages that were begun still arrive.
+        """
         unsent = {piece.delivery for piece in self._pieces if piece.delivery is not None and not piece.again}
         self._pieces.clear()
         given, self._given = self._given, {}
         for delivery in given.values():
             parcels = [item.payload for item in delivery.items if isinstance(item.payload, Parcel)]
-            certain = delivery in unsent or _is_whole(delivery)
+            certain = delivery in unsent or (not link_lives and _is_whole(delivery))
             if delivery.get.lease:
                 continue
             if certain and delivery.open and not any(parcel.closed for parcel in parcels):

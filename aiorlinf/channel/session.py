@@ -88,19 +88,23 @@ class Session:
     def watch_life(self) -> None:
         """End with the link."""
         self._life = self.exchange.recv_parcel(self.peer, LIFE, 0)
-        watch(self._life, self._link_over)
+        watch(self._life, self._life_over)
 
-    def _link_over(self, work: AsyncWork[Any]) -> None:
+    def _life_over(self, work: AsyncWork[Any]) -> None:
         if work.cancelled():
-            self.end(None)
+            self.end(None, link_lives=False)
             return
         error = work.exception()
         if error is None:
-            self.end(decode_end(work.result().small))
+            told = decode_end(work.result().small, self.number)
+            if told is None:  # the last word of an earlier conversation
+                self.watch_life()
+            else:
+                self.end(told)
         elif isinstance(error, PeerLeft):
-            self.end(None)
+            self.end(None, link_lives=False)
         else:
-            self.end(error.message if isinstance(error, AiorlinfError) else str(error))
+            self.end(error.message if isinstance(error, AiorlinfError) else str(error), link_lives=False)
 
     # ---- sending
 
@@ -184,6 +188,7 @@ class Session:
         elif op == Op.RETRACT:
             self.intake.retract(port, number, now)
         elif op == Op.CANCEL:
+            self.work_off()  # if it has been served, the item goes back to its place before the next get looks for one
             self.handout.cancel(port, number, now)
         elif op == Op.ASK:
             self._ask(each, port)
@@ -304,8 +309,8 @@ class Session:
         post(self.exchange, self.peer, REPLIES, HEAD.pack(self.number, 0) + entry(Op.END, 0, 0, payload=encode_error(error)))
         self.end(why)
 
-    def end(self, cause: str | None) -> None:
-        """The worker is gone: lost for this cause, or (None) it has closed."""
+    def end(self, cause: str | None, *, link_lives: bool = True) -> None:
+        """The worker is gone: lost for this cause, or (None) it has closed. Or (`link_lives`) it is only the conversation that ends."""
         if self.ended:
             return
         self.ended = True
@@ -316,7 +321,7 @@ class Session:
         for port in self.ports.values():
             for get in port.gets.values():  # first, so that nothing more comes to them
                 port.hosted.queue.cancel(get, now)
-        self.handout.end(now)
+        self.handout.end(now, link_lives=link_lives)
         for delivery in self._host.not_told(self):
             if delivery.open and not delivery.get.lease:
                 delivery.get.owner.hosted.queue.returned(delivery, now)

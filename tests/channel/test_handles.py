@@ -8,8 +8,10 @@ import gc
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from aiorlinf import AsyncWork, Channel, Worker
+from aiorlinf.backends.shm.arena import Arena
 from aiorlinf.channel.client import Conversation
 from aiorlinf.channel.entries import Op, entry
 from aiorlinf.channel.ports import NUMBERS, Ports
@@ -211,3 +213,58 @@ async def test_a_channel_worker_is_told_by_one_who_ends_a_conversation() -> None
         assert conversation(worker) is not talk
         assert await again.get(key="full", timeout=10) == "there"
         await again.close()
+
+
+@pytest.mark.asyncio
+async def test_both_end_a_conversation_at_once_and_the_next_one_lives() -> None:
+    async with place("hosted", maxsize=1) as where:
+        worker, _, calls = await waiting(where)
+        for _ in range(3):
+            talk, there = conversation(worker), session(where, worker)
+            there.write(entry(99, 1, 1))
+            talk.write(entry(99, 1, 1))
+            await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
+            while not there.ended or talk.cause is None:
+                await asyncio.sleep(0.01)
+            again = await asyncio.wait_for(worker.connect_channel("c"), 10)
+            calls = [again.get(key="empty")]
+            assert await asyncio.wait_for(again.qsize(key="full"), 10) == 1
+            assert session(where, worker) is not there
+        calls[0].cancel()
+
+
+@pytest.mark.asyncio
+async def test_a_conversation_that_has_ended_hears_nothing_more() -> None:
+    """It may end in between, as by the rest of a message that Ctrl-C in the program's own code had interrupted."""
+    async with place("hosted") as where:
+        await where.handle()
+        await where.handle()
+        worker = where.workers[1]
+        for turns in range(5):
+            talk = conversation(worker)
+            talk._broken(WireError("as if"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            again = await asyncio.wait_for(worker.connect_channel("c"), 10)
+            assert conversation(worker) is not talk
+            assert await asyncio.wait_for(again.qsize(), 10) == 0
+
+
+@pytest.mark.asyncio
+async def test_what_was_on_its_way_when_a_conversation_ended_is_not_put_back_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message still arrives, whoever hears of it; so it is gone, and nothing else is."""
+    monkeypatch.setattr(Arena, "take", lambda self, size, **_: None)  # so that large items are messages
+    monkeypatch.setattr(Arena, "grow", lambda self, size, then: False)
+    async with place("hosted") as where:
+        first, second = await where.handle(), await where.handle()
+        for number in range(4):
+            await first.put(torch.full((1 << 18,), float(number)))
+        there = session(where, where.workers[1])
+        call = second.get()
+        while not there.handout._given:
+            await asyncio.sleep(0)
+        there.break_off("as if")
+        with pytest.raises(ChannelError, match="as if"):
+            await asyncio.wait_for(call, 10)
+        assert [(await first.get(timeout=10))[0].item() for _ in range(3)] == [1.0, 2.0, 3.0]
+        assert await first.qsize() == 0
