@@ -477,6 +477,7 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
         self._exchange.close()
         if self._unclosed is not None:
             self._unclosed.take_back()
+        self._enrolment.begin_leaving()
         work = _Closing(self.home, "close")
         self._closing = work
         if self._thread is not None:
@@ -501,7 +502,6 @@ class Worker(PairCalls, JobCalls, PeerCalls, ChannelCalls, TraceCalls):
         self._close_task.add_done_callback(lambda task: self._after_close(task, work))
 
     async def _run_close(self, timeout: float | None) -> None:
-        self._enrolment.begin_leaving()
         self._starting.cancel()
         await asyncio.wait([self._starting])
         for stream in self._streams.now():

@@ -75,6 +75,7 @@ class Consumers(Sequence[Consumer]):
             consumer.row = row
             consumer._rows = self._changed
         self._columns = None
+        self._changed.clear()  # rows as they were; all are looked at anew
 
     def longest(self) -> Sequence[Consumer]:
         """Those whose queues take longest to work off, in no order; of very many consumers only a few."""

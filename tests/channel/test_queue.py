@@ -429,3 +429,18 @@ def test_all_hear_of_the_end_when_the_last_item_moves_to_somebody_before_the_one
     second = desk.get("c")
     assert desk.got == {first: [0]}
     assert [type(desk.errors.get(get)) for get in (other, second)] == [ChannelClosed] * 2
+
+
+@pytest.mark.parametrize("policy", [PerformanceAware, ShortestQueue])
+def test_one_of_very_many_consumers_leaves_when_the_last_one_has_just_been_given_something(policy: type[LoadBalancePolicy]) -> None:
+    desk = Desk(policy=policy())
+    names = [f"c{number}" for number in range(60)]
+    for name in names:
+        desk.consumer(name)
+    for number in range(60):
+        desk.put(number)  # one for each, so the last row has changed since the policy looked
+    desk.queue.leave_consumer(desk.consumers.pop("c0"), desk.now)
+    for number in range(60, 120):
+        desk.put(number)
+    assert not desk.errors
+    assert desk.queue.length == 120

@@ -264,7 +264,7 @@ async def test_the_news_of_all_that_come_and_go(service: ManagerService) -> None
         await until(lambda: len(events) == 1)
         for life in (1, 2):
             async with peers.worker(a, "b:0", stay) as b:
-                await until(lambda life=life: len(events) == 2 * life)  # type: ignore[misc]
+                await until(lambda life=life: len(events) == 2 * life, peers.LIMIT_S)  # type: ignore[misc]
                 b.kill()
                 await until(lambda life=life: len(events) == 2 * life + 1)  # type: ignore[misc]
         async with member(service, "b:0"):
