@@ -7,7 +7,7 @@ import logging
 import random
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 
@@ -554,6 +554,9 @@ class Conversation:
         for stream in list(self.streams):
             stream.close()
         self.claims.give_all_back()
+        for number, get in self._gets.items():  # they will fail, so what is on its way to them is not taken
+            if isinstance(get, GetCall):
+                self.write(entry(Op.CANCEL, cast("PutSide", get.port).number, number))  # all ports here are a channel worker's
         self.flush()
         if failure is not None:
             post(self.exchange, self.host, LIFE, encode_end(self._number, failure))

@@ -61,6 +61,7 @@ class Handout:
         self._given: dict[int, Delivery] = {}
         self._slots = deque(range(1, _SLOTS + 1))
         self._pieces: deque[_Piece] = deque()  # that wait for a slot
+        self._on_way: dict[Delivery, AsyncWork[None]] = {}  # single items that are being sent as messages
         self._returning: dict[tuple[str, bytes], int] = {}  # by channel and key, deliveries that are on their way back
         self._coming_back: set[Delivery] = set()
         self._held: dict[tuple[str, bytes], dict[int, _HeldGet]] = {}  # and gets that came after them
@@ -269,9 +270,12 @@ class Handout:
             keep = delivery is None or lease or bool(again)
             if delivery is not None and not keep:
                 delivery.messages += 1
-            self._send_message(payload, slot, keep)
+            work = self._send_message(payload, slot, keep)
+            if delivery is not None and not keep and len(delivery.items) == 1:
+                self._on_way[delivery] = work
+            watch(work, partial(self._sent, slot, delivery))
 
-    def _send_message(self, parcel: Parcel, slot: int, keep: bool) -> None:
+    def _send_message(self, parcel: Parcel, slot: int, keep: bool) -> AsyncWork[None]:
         session = self._session
         session.flush()  # so that what says where it goes leaves in one write with it
         try:
@@ -279,10 +283,12 @@ class Handout:
         except UsageError:  # a lease of it that has ended is still on its way
             work = session.exchange.send_parcel(session.peer, GETS, slot, parcel, keep=True)
             watch(work, lambda work: parcel.close() if not work.cancelled() and work.exception() is None else None)
-        watch(work, lambda _: self._sent(slot))
+        return work
 
-    def _sent(self, slot: int) -> None:
+    def _sent(self, slot: int, delivery: Delivery | None, _: AsyncWork[None]) -> None:
         self._slots.append(slot)
+        if delivery is not None:
+            self._on_way.pop(delivery, None)
         if not self._session.ended:
             self._send_pieces()
 
@@ -292,20 +298,29 @@ class Handout:
         """The worker is gone. What it certainly has not got goes back; of what it may have got, only leases do, when it leaves.
 
         Args:
-            link_lives: so that messages that were begun still arrive.
+            link_lives: so that messages that were begun may still arrive: whether they have is known when they are over.
         """
         unsent = {piece.delivery for piece in self._pieces if piece.delivery is not None and not piece.again}
         self._pieces.clear()
         given, self._given = self._given, {}
+        on_way, self._on_way = self._on_way, {}
         for delivery in given.values():
-            parcels = [item.payload for item in delivery.items if isinstance(item.payload, Parcel)]
-            certain = delivery in unsent or (not link_lives and _is_whole(delivery))
             if delivery.get.lease:
                 continue
-            if certain and delivery.open and not any(parcel.closed for parcel in parcels):
+            if link_lives and (sending := on_way.get(delivery)) is not None:
+                watch(sending, partial(self._over_after_all, delivery))
+            elif delivery.open and (delivery in unsent or _is_whole(delivery)) and not _is_closed(delivery):
                 _queue_of(delivery).returned(delivery, now)
             else:
                 _let_go(delivery)
+
+    def _over_after_all(self, delivery: Delivery, _: AsyncWork[None]) -> None:
+        """What was on its way when the conversation ended has arrived, or never will."""
+        if _is_whole(delivery):
+            _queue_of(delivery).returned(delivery, self._session.clock())  # also if it counts as gone meanwhile, with its consumer
+            self._session.work_off()
+        else:
+            _let_go(delivery)
 
 
 def _queue_of(delivery: Delivery) -> ChannelQueue:
@@ -322,6 +337,11 @@ def _let_go(delivery: Delivery) -> None:
 def _lane_of(delivery: Delivery) -> tuple[str, bytes]:
     """Channel and key."""
     return delivery.get.owner.hosted.settings.name, encode_key(delivery.get.key)
+
+
+def _is_closed(delivery: Delivery) -> bool:
+    """Of some item nothing is left here."""
+    return any(isinstance(item.payload, Parcel) and item.payload.closed for item in delivery.items)
 
 
 def _is_whole(delivery: Delivery) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from aiorlinf import AsyncWork, Channel, Worker
+from aiorlinf import AsyncWork, Channel, Worker, init
 from aiorlinf.backends.shm.arena import Arena
 from aiorlinf.channel.client import Conversation
 from aiorlinf.channel.entries import Op, entry
@@ -251,8 +251,10 @@ async def test_a_conversation_that_has_ended_hears_nothing_more() -> None:
 
 
 @pytest.mark.asyncio
-async def test_what_was_on_its_way_when_a_conversation_ended_is_not_put_back_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message still arrives, whoever hears of it; so it is gone, and nothing else is."""
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_what_was_on_its_way_when_a_conversation_ended_is_gone_if_it_arrives_and_else_goes_back(
+    arrives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Arena, "take", lambda self, size, **_: None)  # so that large items are messages
     monkeypatch.setattr(Arena, "grow", lambda self, size, then: False)
     async with place("hosted") as where:
@@ -260,11 +262,49 @@ async def test_what_was_on_its_way_when_a_conversation_ended_is_not_put_back_emp
         for number in range(4):
             await first.put(torch.full((1 << 18,), float(number)))
         there = session(where, where.workers[1])
-        call = second.get()
-        while not there.handout._given:
-            await asyncio.sleep(0)
-        there.break_off("as if")
+        held: AsyncWork[None] = AsyncWork(there.exchange.home, "send_parcel")
+        with monkeypatch.context() as patch:
+            if not arrives:
+                patch.setattr(there.exchange, "send_parcel", lambda *_, **__: held)
+            call = second.get()
+            while not there.handout._given:
+                await asyncio.sleep(0)
+            there.break_off("as if")
         with pytest.raises(ChannelError, match="as if"):
             await asyncio.wait_for(call, 10)
-        assert [(await first.get(timeout=10))[0].item() for _ in range(3)] == [1.0, 2.0, 3.0]
+        if not arrives:
+            held._fail(ClosedError("the link has ended"))
+        left = range(1 if arrives else 0, 4)
+        assert [(await first.get(timeout=10))[0].item() for _ in left] == list(left)
         assert await first.qsize() == 0
+        assert where.host is not None
+        (hosted,) = where.host._channels.values()
+        while hosted.queue.nbytes:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("numbers", [4, 1 << 18])
+async def test_what_is_on_its_way_to_a_consumer_that_closes_goes_to_the_others(fails: bool, numbers: int) -> None:
+    """Its gets have not been served, so nothing of it is taken. Over the stream, where large items are messages."""
+    for turns in range(0, 24, 2):
+        async with place("hosted") as where:
+            putting = await where.handle(producer=True)
+            for number in range(12):
+                await putting.put(torch.full((numbers,), float(number)))
+            getting = await where.handle()
+            with contextlib.suppress(ValueError):
+                async with init("closing:0", backend="stream") as closing:
+                    taking = await closing.connect_channel("c")
+                    works = [taking.get() for _ in range(8)]
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                    if fails:
+                        raise ValueError("as if")
+            got = [work.result()[0].item() for work in works if work.done() and not work.cancelled() and work.exception() is None]
+            await putting.close()
+            with contextlib.suppress(ChannelClosed):
+                while True:
+                    got.append((await getting.get(timeout=10))[0].item())
+            assert got == [float(number) for number in range(12)], turns
