@@ -62,6 +62,7 @@ async def stream(comm: Worker, other: str) -> tuple[list[str], list[Any], int]:
         await more
         return [], [answer], comm.incarnation
     said += [type(error).__name__ for error in await asyncio.gather(*waiting, return_exceptions=True)]
+    pipe.say("ended")
     await comm.close()
     async with aiorlinf.init() as again:
         await again.wait_for(other, LIMIT_S)
@@ -111,6 +112,7 @@ async def test_longer_than_the_limit_all_that_waits_ends_by_name_and_they_join_a
         await asyncio.sleep(0.3)
         workers[1 - first].thaw()
         for worker in workers:
+            assert await worker.hear(LIMIT_S) == "ended"  # before they are told that it is enough, by which a send would end well
             worker.say("enough")
         for worker in workers:
             said, answer, life = await worker.result(LIMIT_S)
